@@ -1,0 +1,1 @@
+"""What is stored: messages, trajectories, environments, preferences, verdicts, provenance, and the run store."""
