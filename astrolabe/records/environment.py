@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_serializer
+from pydantic import ConfigDict, Field, model_serializer
 
-from astrolabe.records.base import Provenance, Record
+from astrolabe.records.base import Record
 from astrolabe.records.ids import content_hash
 from astrolabe.records.messages import FunctionSchema, ToolSchema
 
@@ -14,7 +14,18 @@ Scenario = Literal[
     "single_hop", "multi_hop", "parallel_single_hop", "parallel_multi_hop", "no_tool", "missing_parameter"
 ]
 AnswerType = Literal[
-    "number", "expression", "set", "tuple", "interval", "inequality", "choice", "span", "date", "boolean", "list", "none"
+    "number",
+    "expression",
+    "set",
+    "tuple",
+    "interval",
+    "inequality",
+    "choice",
+    "span",
+    "date",
+    "boolean",
+    "list",
+    "none",
 ]
 
 
@@ -131,7 +142,7 @@ class Environment(Record):
     certificate: Certificate | None = None
     provenance: dict[str, Any] = Field(default_factory=dict)
 
-    model_config = {"extra": "forbid", "populate_by_name": True}
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     def content_id(self) -> str:
         """`env-` + hash of the row without id, certificate and provenance (FORMATS)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from astrolabe.records.base import Record
 from astrolabe.records.ids import content_hash
@@ -27,7 +27,7 @@ class Preference(Record):
     rejected: PreferenceSide
     fork: int = 0
 
-    model_config = {"extra": "forbid", "populate_by_name": True}
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     def with_id(self) -> Preference:
         """`pf-` + hash of prompt, tools and both sides' messages."""

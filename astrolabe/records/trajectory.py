@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from astrolabe.records.base import Provenance, Record
 from astrolabe.records.ids import content_hash
@@ -50,7 +50,7 @@ class CallError(Record):
     kind: ErrorKind
     message: str = ""
 
-    model_config = {"extra": "forbid", "populate_by_name": True}
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
 
 class CallRecord(Record):
@@ -128,7 +128,7 @@ class Trajectory(Record):
     traces: list[Trace] = Field(default_factory=list)
     provenance: Provenance = Field(default_factory=Provenance)
 
-    model_config = {"extra": "forbid", "populate_by_name": True}
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     def content_id(self) -> str:
         """`tr-` + hash of task, tools and messages (FORMATS)."""
