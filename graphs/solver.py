@@ -1,7 +1,7 @@
 """The one agent loop: policy -> router -> tools -> policy -> ... -> finish, within budgets.
 
 Synthesis, RL rollouts, evaluation and serving all run this graph; what differs is the `Policy` (a chat server, or
-a token server with a renderer: `solver_policies.py`) and the executor in the runtime context. The graph keeps the
+a token server with a renderer) and the executor in the runtime context. The graph keeps the
 episode as messages and executor records; a token policy keeps its tape beside them.
 
 An episode ends in one of three ways, by one question: could the policy have caused it?
@@ -16,7 +16,7 @@ import asyncio
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, cast
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
@@ -40,6 +40,8 @@ class Budgets:
     """Sampled tokens over all turns."""
     max_context: int | None = None
     """Tokens of prompt and reply together that the model can hold; None: the server's own limit."""
+    max_result_chars: int = 8000
+    """Of one tool result as the model sees it; what is over is cut with a visible mark. The record keeps all."""
     wall_s: float = 300.0
 
 
@@ -64,7 +66,7 @@ class Turn:
     usage: Usage = field(default_factory=Usage)
     model: str = ""
     tape: Any = None
-    """The policy's own memory of the episode (`solver_policies.Tape`), handed back at its next turn."""
+    """The policy's own memory of the episode (`token_policy.Tape`), handed back at its next turn."""
 
 
 @dataclass(kw_only=True)
@@ -245,7 +247,14 @@ async def tools(state: SolverState, runtime: Runtime[SolverContext]) -> dict[str
         except TimeoutError:
             return update | {"status": "failed", "failure": "deadline"}
         records.append(record)
-        messages.append(Message(role="tool", content=text, tool_call_id=call.id, name=call.function.name))
+        messages.append(
+            Message(
+                role="tool",
+                content=_clip(text, context.budgets.max_result_chars),
+                tool_call_id=call.id,
+                name=call.function.name,
+            )
+        )
         if record.error is not None and record.error.class_ == "infra" and not record.injected:
             return update | {"status": "failed", "failure": f"tool_{record.error.kind}"}
     if state.get("cut"):
@@ -253,6 +262,10 @@ async def tools(state: SolverState, runtime: Runtime[SolverContext]) -> dict[str
     if len(state.get("calls", [])) + len(records) > context.budgets.max_calls:
         return update | {"status": "truncated", "failure": "calls"}
     return update
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}\n[cut: {len(text) - limit} more characters]"
 
 
 def after_tools(state: SolverState) -> Literal["policy", "finish"]:
@@ -265,7 +278,7 @@ async def finish(state: SolverState) -> dict[str, Any]:
     return {"status": state["status"]}
 
 
-def _build() -> StateGraph:
+def _build() -> StateGraph[SolverState, SolverContext, SolverInput, SolverState]:
     builder = StateGraph(SolverState, context_schema=SolverContext, input_schema=SolverInput)
     builder.add_node("start", start)
     builder.add_node("policy", policy)
@@ -301,4 +314,4 @@ async def solve(
         {"recursion_limit": 2 * budgets.max_turns + 6},
         context=context,
     )
-    return _episode(state, context)
+    return _episode(cast("SolverState", state), context)

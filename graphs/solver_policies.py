@@ -1,8 +1,6 @@
-"""What acts in the solver: `ChatPolicy` over a chat server, `TokenPolicy` over a token server with a renderer.
+"""The chat policy of the solver: acts through a chat server, which renders and parses.
 
-A chat policy is for demonstration and evaluation: the server renders and parses. A token policy is for training:
-it renders the prompt once, keeps sampled ids as they came, and appends what the tools said as the template's
-suffix, so that the row that is trained is the row that was sampled.
+For demonstration and evaluation; a policy that is trained acts through `token_policy.TokenPolicy`.
 """
 
 from __future__ import annotations
@@ -51,8 +49,8 @@ class ChatPolicy:
             reasoning_content=reply.reasoning_content,
             tool_calls=reply.tool_calls or None,
         )
-        finish = "length" if reply.finish_reason == "length" else "stop"
-        return Turn(message=message, finish=finish, usage=reply.usage, model=reply.model)
+        cut = reply.finish_reason == "length"
+        return Turn(message=message, finish="length" if cut else "stop", usage=reply.usage, model=reply.model)
 
 
 def _on_the_wire(message: Message) -> dict[str, Any]:
