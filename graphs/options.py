@@ -32,7 +32,7 @@ class RoleModel:
 
 @dataclass(frozen=True, kw_only=True)
 class SynthOptions:
-    """How one data set is synthesised."""
+    """How one data set is synthesised. `graphs/session.py` makes of it the run store, the clients and the teacher."""
 
     model_url: str | None = None
     """Base address of an OpenAI-compatible server; None starts the offline teacher in this process."""
@@ -64,14 +64,14 @@ class SynthOptions:
     def recorded(self) -> dict[str, Any]:
         """The part that decides the records: no address, no path of this machine, no degree of concurrency."""
         out: dict[str, Any] = {
-            "model": "astrolabe-teacher" if self.model_url is None and self.model == "default" else self.model,
+            "model": self.model,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_tokens": self.max_tokens,
             "limit": self.limit,
             "shard": f"{self.shard[0]}/{self.shard[1]}" if self.shard else None,
             "min_tools": self.min_tools,
-            "defect_rate": self.defect_rate if self.model_url is None else None,
+            "defect_rate": self.defect_rate if self.model == "astrolabe-teacher" and self.model_url is None else None,
             "allow_self_judge": self.allow_self_judge,
             "roles": {
                 role: {
