@@ -19,7 +19,7 @@ from astrolabe.records.messages import FunctionCall, Message, ToolCall
 from astrolabe.records.trajectory import Segment
 from graphs.solver import Episode, PolicyFailure, Turn
 from serving.chat import ModelFailure
-from serving.render import BridgeError, ParsedTurn, Renderer
+from serving.render import BridgeError, ParsedCall, ParsedTurn, Renderer
 from serving.tokens import Generation, Sampling, TokenClient
 
 
@@ -205,21 +205,22 @@ def _rebase(tape: Tape, prompt: list[int], turn: int) -> None:
 
 
 def _message(parsed: ParsedTurn) -> Message:
-    """The turn as a message: a view of the sampled ids. A call that the parser refuses carries its raw text as
-    arguments, which is no JSON object, so that the executor records it as malformed and never runs it."""
+    """The turn as a message: a view of the sampled ids."""
     calls = [
-        ToolCall(
-            id=f"call_{index}",
-            function=FunctionCall(name=call.name or "", arguments=call.arguments_text),
-        )
+        ToolCall(id=f"call_{index}", function=FunctionCall(name=call.name, arguments=_arguments_text(call)))
         for index, call in enumerate(parsed.calls)
     ]
     return Message(
-        role="assistant",
-        content=parsed.content or "",
-        reasoning_content=parsed.reasoning or None,
-        tool_calls=calls or None,
+        role="assistant", content=parsed.content, reasoning_content=parsed.reasoning, tool_calls=calls or None
     )
+
+
+def _arguments_text(call: ParsedCall) -> str:
+    """The argument text as written. Of a call that was refused, text that no executor can take for arguments: a whole
+    call that lacks its end or its name is a JSON object too."""
+    if call.malformed_reason is not None and call.arguments_text.lstrip().startswith("{"):
+        return f"<tool_call>{call.raw}"
+    return call.arguments_text
 
 
 def _same(history: Sequence[Message], messages: Sequence[Message]) -> bool:

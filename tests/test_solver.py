@@ -6,10 +6,11 @@ import asyncio
 import json
 
 import pytest
+from rollout_fakes import Echo
 
 from astrolabe.records.base import Usage
 from astrolabe.records.messages import FunctionCall, FunctionSchema, Message, ToolCall, ToolSchema
-from astrolabe.records.trajectory import CallError, CallRecord, Task
+from astrolabe.records.trajectory import CallError, Task
 from graphs.solver import Budgets, Episode, PolicyFailure, Turn, graph, solve
 
 TASK = Task(question="How many?").with_id()
@@ -31,36 +32,6 @@ class Scripted:
             await asyncio.sleep(turn)
             raise AssertionError("the deadline did not come")
         return turn
-
-
-class Echo:
-    """Answers a call with its arguments; tools named in `failing` give that error."""
-
-    def __init__(
-        self, failing: dict[str, CallError] | None = None, *, injected: bool = False, hang: bool = False
-    ) -> None:
-        self.records: list[CallRecord] = []
-        self.failing, self.injected, self.hang = failing or {}, injected, hang
-
-    async def execute(self, call_id: str, turn: int, name: str, arguments_text: str) -> tuple[CallRecord, str]:
-        if self.hang:
-            await asyncio.sleep(60)
-        try:
-            arguments, error = json.loads(arguments_text), self.failing.get(name)
-        except ValueError:
-            arguments, error = None, CallError.model_validate({"class": "policy", "kind": "malformed"})
-        record = CallRecord(
-            id=call_id,
-            turn=turn,
-            tool=name,
-            arguments=arguments,
-            status="error" if error else "ok",
-            error=error,
-            value=None if error else arguments,
-            injected=self.injected,
-        )
-        self.records.append(record)
-        return record, f"Error: {error.kind}" if error else arguments_text
 
 
 def say(text: str, **more: object) -> Turn:
