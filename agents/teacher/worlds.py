@@ -50,7 +50,7 @@ DIMENSIONS = (
         {"en": (("in summer", "summer"), ("in winter", "winter")), "zh": (("夏季", "夏季"), ("冬季", "冬季"))},
     ),
     Dimension(
-        "day",
+        "when",
         "string",
         {
             "en": (("on weekdays", "weekdays"), ("on weekends", "weekends")),
@@ -138,7 +138,7 @@ def singular(noun: str) -> str:
     """The singular of a regular English plural: ferries -> ferry, boxes -> box, pilots -> pilot."""
     if noun.endswith("ies"):
         return noun[:-3] + "y"
-    if noun.endswith(("ses", "xes", "ches", "shes")):
+    if noun.endswith(("sses", "xes", "ches", "shes")):
         return noun[:-2]
     return noun.removesuffix("s")
 
@@ -147,7 +147,7 @@ def plural(noun: str) -> str:
     """The inverse of `singular`."""
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
         return noun[:-1] + "ies"
-    if noun.endswith(("s", "x", "ch", "sh")):
+    if noun.endswith(("ss", "x", "ch", "sh")):
         return noun + "es"
     return noun + "s"
 

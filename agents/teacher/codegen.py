@@ -1,0 +1,196 @@
+"""Tools from a world's attributes and from arithmetic: name, description, schema and code over `data`.
+
+A lookup tool reads one table of `data` and raises ToolError for a key that it does not hold; a dimension, a quantity and
+a unit are parameters that change the value. Names and descriptions come in several forms, drawn per environment, and
+share the words of the question's phrase.
+"""
+
+from __future__ import annotations
+
+import keyword
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from agents.teacher.lexicon import QUANTITY_NAMES, identifier
+from agents.teacher.questions import OpName
+from agents.teacher.worlds import CONVERSIONS, Attribute, Language, World, article, plural
+from astrolabe.records.environment import EnvTool
+
+_NAME_FORMS = ("{}", "get_{}", "find_{}", "{}_of", "look_up_{}", "{}_lookup", "read_{}", "query_{}")
+_DESCRIPTIONS = {
+    "en": ("{Phrase} of {owner}.", "Gives the {phrase} of {owner}.", "Looks up the {phrase} of {owner}.",
+           "Returns the {phrase} of {owner}.", "Finds the {phrase} of {owner}."),
+    "zh": ("查询{owner}的{phrase}。", "返回{owner}的{phrase}。", "给出{owner}的{phrase}。", "{owner}的{phrase}。"),
+}  # fmt: skip
+_DIMENSION_ZH = {
+    "year": "年份",
+    "member": "会员",
+    "season": "季节",
+    "when": "日子",
+    "age": "年龄",
+    "shift": "时段",
+    "trip": "行程",
+}
+_OP_NAMES: dict[str, tuple[str, ...]] = {
+    "sum": ("add", "plus", "add_numbers", "sum_of_two"),
+    "difference": ("subtract", "minus", "take_away", "difference_of_two"),
+    "product": ("multiply", "times", "multiply_numbers", "product_of_two"),
+    "percentage": ("percentage", "percent_of", "as_percentage", "share_in_percent"),
+    "average": ("average", "mean_of_two", "average_of_two", "midpoint"),
+}
+_OP_DESCRIPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "en": {
+        "sum": ("{a} plus {b}.", "Adds: {a} plus {b}."),
+        "difference": ("{a} minus {b}.", "Subtracts: {a} minus {b}."),
+        "product": ("{a} times {b}.", "Multiplies: {a} times {b}."),
+        "percentage": ("{a} as a percentage of {b}.", "Gives {a} as a percentage of {b}."),
+        "average": ("The average of {a} and {b}.", "Gives the average of {a} and {b}."),
+    },
+    "zh": {
+        "sum": ("{a}加上{b}。", "计算{a}加上{b}。"),
+        "difference": ("{a}减去{b}。", "计算{a}减去{b}。"),
+        "product": ("{a}乘以{b}。", "计算{a}乘以{b}。"),
+        "percentage": ("{a}占{b}的百分比。", "计算{a}占{b}的百分比。"),
+        "average": ("{a}与{b}的平均值。", "计算{a}与{b}的平均值。"),
+    },
+}
+_OP_CODE = {
+    "sum": "    return round({a} + {b}, 6)\n",
+    "difference": "    return round({a} - {b}, 6)\n",
+    "product": "    return round({a} * {b}, 6)\n",
+    "percentage": "    if {b} == 0:\n        raise ToolError({zero})\n    return round(100 * {a} / {b}, 1)\n",
+    "average": "    return round(({a} + {b}) / 2, 6)\n",
+}
+_OPERANDS = (("a", "b"), ("x", "y"), ("first", "second"), ("left", "right"))
+
+
+@dataclass(frozen=True)
+class BuiltTool:
+    """A tool with what turns a step's arguments (by role) into its own."""
+
+    tool: EnvTool
+    names: dict[str, str]
+    """role ("entity", "year", "unit", "night", "a", ...) -> parameter name."""
+    table: str | None = None
+    """Its key in `data`."""
+
+    def arguments(self, by_role: dict[str, Any]) -> dict[str, Any]:
+        return {self.names[role]: value for role, value in by_role.items()}
+
+
+def quote(text: str) -> str:
+    """A Python string literal with double quotes."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def quantity_name(per: str, language: Language) -> str:
+    return plural(per) if language == "en" else QUANTITY_NAMES.get(per, "count")
+
+
+def _safe(name: str, taken: set[str]) -> str:
+    while keyword.iskeyword(name) or name in taken or name in ("data", "state", "table", "value"):
+        name += "_2" if name in taken else "_name"
+    return name
+
+
+def lookup_tool(attribute: Attribute, world: World, rng: random.Random, taken: set[str]) -> BuiltTool:
+    """A tool for one attribute; its name is added to `taken`."""
+    language = world.language
+    stem, table = identifier(attribute.phrase), identifier(attribute.phrase)
+    name = _safe(rng.choice(_NAME_FORMS).format(stem), taken)
+    taken.add(name)
+    owner = _safe(identifier(attribute.owner), set())
+    names, required = {"entity": owner}, [owner]
+    properties: dict[str, Any] = {owner: {"type": "string"}}
+    signature, body = [owner], ""
+    unknown = f"unknown {attribute.owner}" if language == "en" else f"没有这个{attribute.owner}"
+    body += (
+        f"    table = data[{quote(table)}]\n    if {owner} not in table:\n        raise ToolError({quote(unknown)})\n"
+    )
+    body += f"    value = table[{owner}]\n"
+    suffix = ""
+    dimension = attribute.dimension
+    if dimension is not None:
+        parameter = dimension.parameter
+        names[parameter] = parameter
+        schema: dict[str, Any] = {"type": dimension.type}
+        if dimension.type == "string":
+            schema["enum"] = [value for _, value in dimension.phrases[language]]
+        properties[parameter] = schema
+        required.append(parameter)
+        signature.append(parameter)
+        key = f'"true" if {parameter} else "false"' if dimension.type == "boolean" else f"str({parameter})"
+        missing = f"no figure for this {parameter}" if language == "en" else f"没有这个{_DIMENSION_ZH[parameter]}的数据"
+        body += f"    key = {key}\n    if key not in value:\n        raise ToolError({quote(missing)})\n    value = value[key]\n"
+    if attribute.per is not None:
+        count = quantity_name(attribute.per, language)
+        names[attribute.per] = count
+        properties[count] = {"type": "integer"}
+        required.append(count)
+        signature.append(count)
+        wrong = f"{count} must be 1 to 60" if language == "en" else f"{attribute.per}数须在1到60之间"
+        body += f"    if {count} < 1 or {count} > 60:\n        raise ToolError({quote(wrong)})\n    value = round(value * {count}, 6)\n"
+        suffix = f" for some {count}" if language == "en" else f"，按{attribute.per}数"
+    conversion = CONVERSIONS[language].get(attribute.unit or "") if attribute.per is None else None
+    if conversion is not None:
+        smaller, factor = conversion
+        names["unit"] = "unit"
+        properties["unit"] = {"type": "string", "enum": [attribute.unit, smaller]}
+        signature.append(f"unit={quote(attribute.unit or '')}")
+        body += f"    if unit == {quote(smaller)}:\n        value = round(value * {factor}, 6)\n"
+    body += "    return value\n"
+    form = rng.choice(_DESCRIPTIONS[language])
+    description = form.format(
+        phrase=attribute.phrase,
+        Phrase=attribute.phrase[:1].upper() + attribute.phrase[1:],
+        owner=article(attribute.owner) if language == "en" else attribute.owner,
+    )
+    description = description[:-1] + suffix + description[-1]
+    code = f"def {name}({', '.join(signature)}, *, data):\n{body}"
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return BuiltTool(EnvTool(name=name, description=description, parameters=parameters, code=code), names, table)
+
+
+def op_tool(op: OpName, language: Language, rng: random.Random, taken: set[str]) -> BuiltTool:
+    """An arithmetic tool; its name is added to `taken`."""
+    name = _safe(rng.choice(_OP_NAMES[op]), taken)
+    taken.add(name)
+    a, b = rng.choice(_OPERANDS if language == "en" else _OPERANDS[:2])
+    zero = quote("the whole must not be zero" if language == "en" else "整体不能为零")
+    code = f"def {name}({a}, {b}):\n" + _OP_CODE[op].format(a=a, b=b, zero=zero)
+    parameters = {"type": "object", "properties": {a: {"type": "number"}, b: {"type": "number"}}, "required": [a, b]}
+    description = rng.choice(_OP_DESCRIPTIONS[language][op]).format(a=a, b=b)
+    if language == "en":
+        description = description[:1].upper() + description[1:]
+    return BuiltTool(
+        EnvTool(name=name, description=description, parameters=parameters, code=code), {"a": a, "b": b}, None
+    )
+
+
+def near_variant(attribute: Attribute, world: World, rng: random.Random) -> Attribute | None:
+    """A plausible neighbour of a figure ("planned wing span") with values of its own; None for other kinds."""
+    if attribute.kind != "number":
+        return None
+    word = rng.choice(
+        ("planned", "former", "average", "maximum", "spare", "nominal", "estimated")
+        if world.language == "en"
+        else ("计划", "原", "平均", "最大", "备用", "估计")
+    )
+    known = {v for value in attribute.values.values() for v in (value.values() if isinstance(value, dict) else [value])}
+
+    def other() -> int:
+        while True:
+            number = rng.randint(11, 989)
+            if number not in known:
+                known.add(number)
+                return number
+
+    values = {
+        entity: {key: other() for key in value} if isinstance(value, dict) else other()
+        for entity, value in attribute.values.items()
+    }
+    phrase = f"{word} {attribute.phrase}" if world.language == "en" else f"{word}{attribute.phrase}"
+    return Attribute(
+        phrase, attribute.owner, "number", None, attribute.unit, attribute.per, attribute.dimension, values
+    )
