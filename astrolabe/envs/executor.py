@@ -8,6 +8,7 @@ a record too, with the class of its failure: `policy` (the model wrote it wrong)
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -159,7 +160,7 @@ class Executor:
         schema = self._schemas[name]
         try:
             faults = argument_faults(schema, arguments)
-        except Unresolvable as error:
+        except (Unresolvable, re.error) as error:
             return arguments, failed("infra", "server_error", f"the tool's schema cannot be resolved: {error}")
         if faults:
             return arguments, failed("policy", "bad_arguments", "; ".join(faults)[:1000])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 import threading
 import weakref
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from astrolabe.envs.sandbox_child import MAX_DEPTH
+from astrolabe.envs.sandbox_reply import Execution, ending_of, read_lines
 from astrolabe.envs.sandbox_zygote_client import JobReply, SandboxError, ZygoteClient, ZygoteKey, has_bubblewrap
 from astrolabe.records.errors import UsageError
 
@@ -34,23 +33,6 @@ _LAYERS: dict[str, tuple[str, ...]] = {
 _SPARE_ZYGOTES = 16  # kept for other hash seeds, time zones and locales, least recently used first out
 
 __all__ = ["LEVELS", "Execution", "Sandbox", "SandboxError", "SandboxReport", "sandbox_level"]
-
-
-@dataclass(frozen=True)
-class Execution:
-    """What became of one call."""
-
-    status: Literal["ok", "tool_error", "error", "timeout", "killed"]
-    """`tool_error`: the tool raised ToolError; `error`: any other failure of the code or of its output."""
-    value: Any = None
-    message: str = ""
-    error_type: str | None = None
-    """The exception's name, or `output_too_large`, `bad_reply`, `exit`, a signal's name."""
-    line: int | None = None
-    state: Any = None
-    """State after the call; as before where the call failed."""
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -234,13 +216,13 @@ class Sandbox:
         text = json.dumps(job | {"data": json.dumps(data, allow_nan=False)}, allow_nan=False).encode()
         limits = {**self._limits, "calls": len(calls), "cpu_s": cpu_s, "wall_s": wall_s}
         reply = self._submit(key, text, limits)
-        done = _read_lines(reply, states, chain)
+        done = read_lines(reply, states, chain)
         if done is None:
             forged = Execution("error", message="the reply is ill-formed", error_type="bad_reply")
             return [replace(forged, state=state) for state in states]
         if len(done) < len(calls):
             before = done[-1].state if chain and done else states[len(done)]
-            ended = _ending(reply.ending, before, cpu_s, wall_s)
+            ended = ending_of(reply.ending, before, cpu_s, wall_s)
             done.append(replace(ended, wall_s=reply.last[0], cpu_s=reply.last[1]))
         return done
 
@@ -300,76 +282,3 @@ def _close_all(live: set[ZygoteClient], threads: ThreadPoolExecutor) -> None:
     while live:
         live.pop().close()
     threads.shutdown(wait=False)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
-
-
-def _too_deep(value: Any) -> bool:
-    """Whether a value nests beyond what the child's own check lets through, or holds text that is not Unicode."""
-    layer, depth = [value], 0
-    while layer:
-        if depth > MAX_DEPTH:
-            return True
-        inner: list[Any] = []
-        for member in layer:
-            if isinstance(member, dict):
-                inner += [*member.keys(), *member.values()]
-            elif isinstance(member, list):
-                inner += member
-            elif isinstance(member, str) and _LONE_SURROGATE.search(member):
-                return True
-        layer, depth = inner, depth + 1
-    return False
-
-
-def _read_line(line: bytes) -> dict[str, Any] | None:
-    """One reply, or None if it is not exactly what an honest child sends."""
-    try:
-        reply = json.loads(line.decode(), parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(reply, dict):
-        return None
-    if reply.get("status") == "ok":
-        well_formed = reply.keys() == {"status", "value", "state"}
-        return reply if well_formed and not _too_deep(reply["value"]) and not _too_deep(reply["state"]) else None
-    well_formed = (
-        reply.keys() == {"status", "message", "error_type", "line"}
-        and reply["status"] in ("tool_error", "error")
-        and isinstance(reply["message"], str)
-        and isinstance(reply["error_type"], str)
-        and not _too_deep([reply["message"], reply["error_type"]])
-        and (reply["line"] is None or type(reply["line"]) is int)
-    )
-    return reply if well_formed else None
-
-
-def _read_lines(reply: JobReply, states: list[Any], chain: bool) -> list[Execution] | None:
-    """Executions of the lines that came, or None if any of them, or the end, is not as an honest child writes it."""
-    if reply.ending == "bad_reply":
-        return None
-    done: list[Execution] = []
-    for index, (line, (wall_s, cpu_s)) in enumerate(zip(reply.lines, reply.times, strict=True)):
-        parsed = _read_line(line)
-        if parsed is None:
-            return None
-        before = done[-1].state if chain and done else states[index]
-        parsed.setdefault("state", before)
-        done.append(Execution(**parsed, wall_s=wall_s, cpu_s=cpu_s))
-    return done
-
-
-def _ending(ending: str, state: Any, cpu_s: float, wall_s: float) -> Execution:
-    """The Execution of a call that sent no line."""
-    if ending == "timeout":
-        return Execution("timeout", message=f"more than {cpu_s:g} s CPU or {wall_s:g} s", state=state)
-    if ending == "output_too_large":
-        return Execution("error", message="the output is too large", error_type=ending, state=state)
-    name = ending.removeprefix("signal:")
-    message = "the process ended without a reply" if ending == "exit" else f"the process was ended by {name}"
-    return Execution("killed", message=message, error_type=name, state=state)
