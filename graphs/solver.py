@@ -40,8 +40,6 @@ class Budgets:
     """Sampled tokens over all turns."""
     max_context: int | None = None
     """Tokens of prompt and reply together that the model can hold; None: the server's own limit."""
-    max_result_chars: int = 8000
-    """Of one tool result as the model sees it; what is over is cut with a visible mark. The record keeps all."""
     wall_s: float = 300.0
 
 
@@ -250,7 +248,7 @@ async def tools(state: SolverState, runtime: Runtime[SolverContext]) -> dict[str
         messages.append(
             Message(
                 role="tool",
-                content=_clip(text, context.budgets.max_result_chars),
+                content=text,
                 tool_call_id=call.id,
                 name=call.function.name,
             )
@@ -262,10 +260,6 @@ async def tools(state: SolverState, runtime: Runtime[SolverContext]) -> dict[str
     if len(state.get("calls", [])) + len(records) > context.budgets.max_calls:
         return update | {"status": "truncated", "failure": "calls"}
     return update
-
-
-def _clip(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}\n[cut: {len(text) - limit} more characters]"
 
 
 def after_tools(state: SolverState) -> Literal["policy", "finish"]:

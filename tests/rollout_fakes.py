@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from astrolabe.records.environment import Environment
 from astrolabe.records.trajectory import CallError, CallRecord
 from serving.render import Renderer
 from serving.tokenizer import TextTokenizer
@@ -81,3 +82,33 @@ class Server:
         return Generation(ids, logprobs, finish, len(input_ids), 0, weight_version=len(self.prompts))
 
     async def abort(self, rid=None): ...
+
+
+ADD = "def add(a, b):\n    return a + b\n"
+
+
+def toy_environment(a: int = 111, b: int = 222) -> Environment:
+    """One question, one tool that answers it; small enough for the tests, whole enough for the executor and the reward."""
+    integer = {"type": "integer"}
+    row = {
+        "schema": "astrolabe.environment/1",
+        "language": "en",
+        "domain": "sums",
+        "question": f"What is {a} plus {b}?",
+        "answer": str(a + b),
+        "scenario": "single_hop",
+        "expect": "answer",
+        "answer_type": "number",
+        "nodes": [{"id": "n1", "question": f"{a} + {b}?", "answer": a + b, "parents": [], "tool": "add"}],
+        "tools": [
+            {
+                "name": "add",
+                "description": "Adds two whole numbers.",
+                "parameters": {"type": "object", "properties": {"a": integer, "b": integer}, "required": ["a", "b"]},
+                "code": ADD,
+            }
+        ],
+        "goldens": [{"node": "n1", "tool": "add", "arguments": {"a": a, "b": b}, "returns": a + b}],
+        "provenance": {"source": "test", "license": "CC0-1.0"},
+    }
+    return Environment.model_validate(row).with_id()

@@ -1,0 +1,238 @@
+"""A run of rollouts: one environment is one item of the run, whose rows and tokens are committed together.
+
+`rollout_file` is behind `astrolabe rollout`; `commit_rollouts` is how every phase stores rollouts: rows with their
+traces, the token arrays beside them, and what failed among the rejected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from astrolabe.envs.sandbox import Sandbox
+from astrolabe.records.base import Usage
+from astrolabe.records.environment import Environment
+from astrolabe.records.errors import ServerError, UsageError
+from astrolabe.records.ids import content_hash, seed_for
+from astrolabe.records.jsonl import read_rows
+from astrolabe.records.reply_store import ReplyStore
+from astrolabe.records.run_store import RunStore
+from astrolabe.records.trajectory import Trace
+from graphs.batch import BatchReport, Item, Outcome, run_batch
+from graphs.solver import Policy
+from graphs.solver_policies import ChatPolicy
+from graphs.token_policy import TokenPolicy
+from jax_train.rollout import Opener, Rollout, RolloutConfig, roll_group, sandboxed
+from serving.chat import ChatClient, ModelFailure, ModelSpec
+from serving.render import Renderer, check_template
+from serving.tokens import HttpTokenClient, Sampling
+
+log = logging.getLogger(__name__)
+
+
+def load_environments(path: Path, limit: int | None = None) -> list[Environment]:
+    """The environments of a file, in order. UsageError names the line that is none, or a repeated id."""
+    out: list[Environment] = []
+    seen: set[str] = set()
+    for number, row in read_rows(path):
+        try:
+            environment = Environment.model_validate(row)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(
+                f"{path}, line {number}: no environment: {where}: {first['msg']}", "see `astrolabe env check`"
+            ) from None
+        if not environment.id:
+            environment = environment.with_id()
+        if environment.id in seen:
+            raise UsageError(f"{path}, line {number}: {environment.id} is there twice", "remove the second one")
+        seen.add(environment.id)
+        out.append(environment)
+        if limit is not None and len(out) >= limit:
+            break
+    if not out:
+        raise UsageError(f"{path}: no environments", "give a file with at least one row")
+    return out
+
+
+def stored_rows(rollouts: Sequence[Rollout], store: RunStore) -> list[dict[str, Any]]:
+    """Rows of `rollouts.jsonl`; their tokens are appended to the run's token store. Call it only in a commit."""
+    rows = []
+    for rollout in rollouts:
+        traces = []
+        for branch in rollout.tape.branches if rollout.tape is not None else []:
+            start = store.tokens.append(branch.tokens, branch.mask, branch.logprobs, branch.versions)
+            traces.append(
+                Trace(
+                    start=start,
+                    length=len(branch.tokens),
+                    parent=branch.parent,
+                    fork=branch.fork,
+                    segments=branch.segments,
+                )
+            )
+        rows.append(rollout.trajectory.model_copy(update={"traces": traces}).to_json())
+    return rows
+
+
+def group_outcome(item: str, rollouts: Sequence[Rollout]) -> Outcome:
+    """What a group leaves in its run: scored rollouts as rows, failed ones among the rejected with `infra_` reasons."""
+    scored = [rollout for rollout in rollouts if rollout.scored]
+    reasons: dict[str, int] = {}
+    rejected = []
+    for rollout in rollouts:
+        if not rollout.scored:
+            reason = f"infra_{rollout.trajectory.failure or 'failed'}"
+            reasons[reason] = reasons.get(reason, 0) + 1
+            rejected.append(
+                {
+                    "item": item,
+                    "stage": "rollout",
+                    "reasons": [reason],
+                    "detail": f"rollout {rollout.index}, {rollout.attempts} attempts",
+                    "row": rollout.trajectory.to_json(),
+                }
+            )
+    usage = Usage()
+    for rollout in rollouts:
+        usage += rollout.trajectory.provenance.usage or Usage()
+    return Outcome(
+        rejected=rejected,
+        funnel=[("rollout", len(rollouts), len(scored), reasons)],
+        timings=[
+            {"id": r.trajectory.id, "index": r.index, "attempts": r.attempts, "seconds": round(r.seconds, 4)}
+            for r in rollouts
+        ],
+        usage=usage,
+        at_commit=lambda store: {"rollouts": stored_rows(scored, store)},
+    )
+
+
+async def roll_into(
+    store: RunStore,
+    environments: Sequence[Environment],
+    policy: Policy,
+    opener: Opener,
+    config: RolloutConfig,
+    *,
+    seed: int,
+    concurrency: int = 32,
+    progress: bool = True,
+) -> BatchReport:
+    """Groups of all environments into an open run, which continues where it stood. `concurrency` counts episodes."""
+
+    async def work(item: Item[Environment]) -> Outcome:
+        return group_outcome(item.key, await roll_group(item.value, policy, opener, config, seed=seed))
+
+    items = [Item(environment.id, environment) for environment in environments]
+    groups = max(1, concurrency // config.n)
+    return await run_batch(items, work, store, concurrency=groups, what="rollouts", progress=progress)
+
+
+def rollout_file(
+    envs: Path,
+    out: Path,
+    *,
+    model_url: str,
+    model: str = "default",
+    tokenizer: Path | None = None,
+    config: RolloutConfig | None = None,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+    concurrency: int = 32,
+    sandbox_level: str = "auto",
+    progress: bool = True,
+) -> BatchReport:
+    """Rollouts of a served policy in the environments of a file, into the run folder `out`.
+
+    With `tokenizer` (a model folder; by default the server's own, where it names one that is here) the policy acts
+    through `/generate` and every rollout has its tokens; else through chat completions, and has none."""
+    config, sampling = config or RolloutConfig(), sampling or Sampling()
+    environments = load_environments(envs, limit)
+    identity = {
+        "model": model,
+        "tokens": tokenizer is not None,
+        "n": config.n,
+        "reward": config.reward,
+        "budgets": vars(config.budgets),
+        "sampling": {k: v for k, v in vars(sampling).items() if k != "seed"},
+        "limit": limit,
+    }
+    inputs = {"envs": content_hash([environment.id for environment in environments])}
+
+    async def main() -> BatchReport:
+        with RunStore.open(
+            out, verb="rollout", config=identity, seed=seed, inputs=inputs, files=("rollouts",)
+        ) as store:
+            policy, close = await served_policy(
+                model_url, model, tokenizer, sampling, concurrency, replies=store.replies
+            )
+            sandbox = Sandbox(sandbox_level)
+            try:
+                return await roll_into(
+                    store,
+                    environments,
+                    policy,
+                    sandboxed(sandbox, config.budgets),
+                    config,
+                    seed=seed_for(seed, "rollout"),
+                    concurrency=concurrency,
+                    progress=progress,
+                )
+            finally:
+                sandbox.close()
+                await close()
+
+    return asyncio.run(main())
+
+
+async def served_policy(
+    model_url: str,
+    model: str,
+    tokenizer: Path | None,
+    sampling: Sampling,
+    concurrency: int,
+    *,
+    replies: ReplyStore | None = None,
+) -> tuple[Policy, Callable[[], Awaitable[None]]]:
+    """(policy, its close) over a server. ServerError if nobody answers there. `replies` stores those of a chat server."""
+    tokens = HttpTokenClient(model_url, concurrency=concurrency, allow_truncated=True)
+    if tokenizer is None:
+        tokenizer = await _local_model(tokens)
+    if tokenizer is not None:
+        renderer = Renderer.from_folder(tokenizer)
+        check_template(renderer)
+        return TokenPolicy(tokens, renderer, sampling=sampling, model=model), tokens.aclose
+    await tokens.aclose()
+    log.warning("%s names no model folder that is here: rollouts will have no tokens (give --tokenizer)", model_url)
+    spec = ModelSpec(
+        base_url=model_url,
+        model=model,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_new_tokens,
+    )
+    client = ChatClient(spec, replies=replies, concurrency=concurrency)
+    await client.check()
+    return ChatPolicy(client, max_tokens=sampling.max_new_tokens), client.aclose
+
+
+async def _local_model(tokens: HttpTokenClient) -> Path | None:
+    """The folder that the server says it serves, if it has a tokenizer and is on this machine."""
+    try:
+        info = await tokens.model_info()
+    except ModelFailure as failure:
+        if failure.kind in ("unreachable", "timeout"):
+            raise ServerError(
+                f"no model server answers at {tokens.base_url}", "start it, or give its address with --model-url"
+            ) from None
+        return None  # a chat server without SGLang's endpoints
+    path = Path(str(info.get("model_path") or "")) if isinstance(info, dict) else Path()
+    return path if (path / "tokenizer.json").is_file() else None
