@@ -49,7 +49,7 @@ _ZH_WORDS = {
     "web": "网页", "browser": "浏览器", "tab": "标签页", "tabs": "标签页", "screenshot": "屏幕截图", "element": "元素",
     "session": "会话", "node": "节点", "nodes": "节点", "task": "任务", "tasks": "任务", "workflow": "工作流",
     "template": "模板", "templates": "模板", "prompt": "提示词", "test": "测试", "code": "代码", "script": "脚本",
-    "command": "命令", "terminal": "终端", "audio": "音频", "video": "视频", "search": "搜索", "latest": "最新的",
+    "command": "命令", "terminal": "终端", "audio": "音频", "video": "视频", "latest": "最新的",
     "historical": "历史", "current": "当前的", "by": "按", "id": "编号", "name": "名称", "names": "名称", "table": "表格",
     "paragraph": "段落", "format": "格式", "color": "颜色", "note": "笔记", "notes": "笔记", "email": "邮件", "mail": "邮件",
     "calendar": "日历", "event": "事件", "events": "事件", "memory": "记忆", "entity": "实体", "entities": "实体",
@@ -99,7 +99,13 @@ def _by_description(tool: FunctionSchema, names: Sequence[str]) -> str:
     verb = _THIRD_PERSON.match(first)
     if verb:
         word = verb.group(1)
-        bare = word[:-3] + "y" if word.endswith("ies") else word[:-2] if word.endswith(("ches", "shes", "xes")) else word[:-1]
+        bare = (
+            word[:-3] + "y"
+            if word.endswith("ies")
+            else word[:-2]
+            if word.endswith(("ches", "shes", "xes"))
+            else word[:-1]
+        )
         first = bare + first[len(word) :]
     return first
 

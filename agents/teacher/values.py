@@ -7,6 +7,7 @@ tool's schema is never used; a tool that cannot be filled is left out of the pla
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from typing import Any
@@ -17,7 +18,9 @@ from agents.tool_docs import properties, required, resolve, statable, stem, word
 from astrolabe.records.equality import has_chinese
 from astrolabe.records.messages import FunctionSchema
 
-_EXAMPLES = re.compile(r"(?:e\.g\.?|eg\.|such as|for example|examples?:|like|例如|比如|如)[,:：]?\s*([^);。\n]{2,160})", re.IGNORECASE)
+_EXAMPLES = re.compile(
+    r"(?:e\.g\.?|eg\.|such as|for example|examples?:|like|例如|比如|如)[,:：]?\s*([^);。\n]{2,160})", re.IGNORECASE
+)
 _QUOTED = re.compile(r"[\"'`“「]([^\"'`”」\n]{1,80})[\"'`”」]")
 _OPTIONS = re.compile(r"(?:one of|either|options?:|values?:|可选)[:：]?\s*([^.;\n)]{3,160})", re.IGNORECASE)
 _SECRET = frozenset({"password", "secret", "mnemonic", "apikey", "seed"})
@@ -92,7 +95,9 @@ _BY_WORD = {
     **dict.fromkeys(("branch", "ref", "commit"), "branch"),
     **dict.fromkeys(("person", "author", "player", "champion", "traveler"), "person"),
     **dict.fromkeys(("title", "subject", "topic", "tema", "heading"), "title"),
-    **dict.fromkeys(("text", "message", "content", "body", "description", "prompt", "input", "data", "thought"), "text"),
+    **dict.fromkeys(
+        ("text", "message", "content", "body", "description", "prompt", "input", "data", "thought"), "text"
+    ),
     **dict.fromkeys(("query", "keyword", "keywords", "search", "question", "term"), "query"),
     **dict.fromkeys(("command", "cmd"), "command"),
     **dict.fromkeys(("selector", "element"), "selector"),
@@ -121,29 +126,34 @@ def _said_examples(description: str) -> list[str]:
             quoted = _QUOTED.findall(span)
             bare = [piece.strip(" .`'\"") for piece in re.split(r",|，|、|\bor\b|或", span)]
             found += quoted or [p for p in bare if p and len(p) <= 24 and " " not in p and "=" not in p]
-    return [x for x in dict.fromkeys(found) if x and not x.endswith(("...", "…")) and "etc" not in x and x.isprintable()]
+    return [
+        x for x in dict.fromkeys(found) if x and not x.endswith(("...", "…")) and "etc" not in x and x.isprintable()
+    ]
+
+
+def _bounds(argument: str, schema: dict[str, Any]) -> tuple[float, float]:
+    """The range to draw from: the schema's, else the description's, else what the name suggests."""
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if isinstance(schema.get("exclusiveMinimum"), (int, float)):
+        low = schema["exclusiveMinimum"] + (1 if schema.get("type") == "integer" else 0.01)
+    if isinstance(schema.get("exclusiveMaximum"), (int, float)):
+        high = schema["exclusiveMaximum"] - (1 if schema.get("type") == "integer" else 0.01)
+    if low is None and high is None:
+        last = (words(argument) or [""])[-1]
+        if re.search(r"\b0(?:\.0)?\s*(?:-|to|–)\s*1(?:\.0)?\b", str(schema.get("description", ""))):
+            return 0, 1
+        if last in ("page", "index", "row", "col", "level", "iteration", "limit", "count", "size", "days", "period"):
+            return 1, 9
+        return (2019, 2025) if last == "year" else (12, 480)
+    lowest = float(low) if low is not None else min(0.0, float(high or 0))
+    return lowest, float(high) if high is not None else lowest + 40
 
 
 def _number(argument: str, schema: dict[str, Any], rng: random.Random) -> int | float:
-    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum", schema.get("exclusiveMaximum"))
-    if "exclusiveMinimum" in schema and isinstance(low, (int, float)) and not isinstance(low, bool):
-        low = low + (1 if schema.get("type") == "integer" or high is None or high - low > 2 else (high - low) / 4)
-    name = words(argument)
-    last = name[-1] if name else ""
-    fraction = re.search(r"0(?:\.0)?\s*(?:-|to|–)\s*1(?:\.0)?\b", str(schema.get("description", "")))
-    if low is None and high is None:
-        if fraction:
-            low, high = 0, 1
-        elif last in ("page", "index", "row", "col", "level", "iteration", "limit", "count", "size", "days", "period"):
-            low, high = 1, 9
-        elif last in ("year",):
-            low, high = 2019, 2025
-        else:
-            low, high = 12, 480
-    low = low if low is not None else min(0, high)
-    high = high if high is not None else low + 40
-    if schema.get("type") == "integer" or (high - low) > 4:
-        return rng.randint(int(-(-low // 1)), max(int(-(-low // 1)), min(int(high), int(low) + 500)))
+    low, high = _bounds(argument, schema)
+    first, last = math.ceil(low), math.floor(min(high, low + 500))
+    if (schema.get("type") == "integer" or high - low > 4) and first <= last:
+        return rng.randint(first, last)
     return round(low + (high - low) * rng.choice((0.25, 0.4, 0.5, 0.75)), 2)
 
 
@@ -153,7 +163,9 @@ def _string(argument: str, schema: dict[str, Any], rng: random.Random, language:
     name = words(argument)
     if examples and rng.random() < 0.8:
         return rng.choice(examples)
-    kind = {"date": "date", "date-time": "time", "uri": "url", "email": "email", "time": "time"}.get(str(schema.get("format")))
+    kind = {"date": "date", "date-time": "time", "uri": "url", "email": "email", "time": "time"}.get(
+        str(schema.get("format"))
+    )
     if kind is None and re.search(r"YYYY-MM-DD HH", description):
         kind = "time"
     if kind is None and "YYYY-MM-DD" in description:
@@ -219,7 +231,12 @@ def make_value(
 
 
 def fill(
-    tool: FunctionSchema, rng: random.Random, language: str = "en", *, optional: float = 0.25, skip: frozenset[str] = frozenset()
+    tool: FunctionSchema,
+    rng: random.Random,
+    language: str = "en",
+    *,
+    optional: float = 0.25,
+    skip: frozenset[str] = frozenset(),
 ) -> dict[str, Any] | None:
     """Arguments for a call: every required one (but those in `skip`, whose values come from elsewhere) and some optional
     ones, at most two. None if a needed value cannot be stated or the whole does not validate."""
