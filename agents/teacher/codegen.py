@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from agents.teacher.lexicon import QUANTITY_NAMES, identifier
+from agents.teacher.lexicon import QUANTITY_NAMES, WORDS, identifier, register
 from agents.teacher.questions import OpName
 from agents.teacher.worlds import CONVERSIONS, Attribute, Language, World, article, plural
 from astrolabe.records.environment import EnvTool
@@ -63,6 +63,13 @@ _OP_CODE = {
     "average": "    return round(({a} + {b}) / 2, 6)\n",
 }
 _OPERANDS = (("a", "b"), ("x", "y"), ("first", "second"), ("left", "right"))
+
+
+_NEAR_ZH = {"计划": "planned", "原": "former", "最大": "maximum", "备用": "spare", "估计": "estimated"}
+_NEAR: dict[Language, tuple[str, ...]] = {
+    "en": ("planned", "former", "maximum", "spare", "nominal", "estimated"),
+    "zh": tuple(_NEAR_ZH),
+}
 
 
 @dataclass(frozen=True)
@@ -172,11 +179,7 @@ def near_variant(attribute: Attribute, world: World, rng: random.Random) -> Attr
     """A plausible neighbour of a figure ("planned wing span") with values of its own; None for other kinds."""
     if attribute.kind != "number":
         return None
-    word = rng.choice(
-        ("planned", "former", "average", "maximum", "spare", "nominal", "estimated")
-        if world.language == "en"
-        else ("计划", "原", "平均", "最大", "备用", "估计")
-    )
+    word = rng.choice(_NEAR[world.language])
     known = {v for value in attribute.values.values() for v in (value.values() if isinstance(value, dict) else [value])}
 
     def other() -> int:
@@ -190,7 +193,10 @@ def near_variant(attribute: Attribute, world: World, rng: random.Random) -> Attr
         entity: {key: other() for key in value} if isinstance(value, dict) else other()
         for entity, value in attribute.values.items()
     }
-    phrase = f"{word} {attribute.phrase}" if world.language == "en" else f"{word}{attribute.phrase}"
+    phrase = f"{word} {attribute.phrase}"
+    if world.language == "zh":
+        phrase = word + attribute.phrase
+        register({phrase: f"{_NEAR_ZH[word]} {WORDS.get(attribute.phrase, identifier(attribute.phrase))}"})
     return Attribute(
         phrase, attribute.owner, "number", None, attribute.unit, attribute.per, attribute.dimension, values
     )

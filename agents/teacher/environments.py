@@ -14,7 +14,7 @@ from typing import Any
 
 from agents.teacher.codegen import BuiltTool, lookup_tool, near_variant, op_tool
 from agents.teacher.lexicon import identifier
-from agents.teacher.plans import Shape, Step, UnknownFact, sample_query, steps_of
+from agents.teacher.plans import Shape, Step, UnknownFact, lookups, sample_query, steps_of
 from agents.teacher.questions import OPS, Compare, Lookup, Op, Query, noun_phrase, render
 from agents.teacher.worlds import Attribute, Language, World, read_world
 from astrolabe.records.card import KnowledgeRow
@@ -315,7 +315,14 @@ def _unanswerable(world: World, rng: random.Random, scenario: str, others: list[
 
 
 _SHAPES: tuple[Shape, ...] = ("chain", "chain", "scaled", "pair", "pair", "compare")
-_HOPS = (1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5)
+_HOP_WEIGHTS = (2, 4, 4, 4, 4)
+
+
+def draw_hops(world: World, rng: random.Random) -> int:
+    """1 to 5 hops, as far as the world's chains and one operation on their end go."""
+    deepest = max((lookup.depth for lookup in lookups(world)), default=0)
+    weights = _HOP_WEIGHTS[: min(5, deepest + 1)]
+    return rng.choices(range(1, len(weights) + 1), weights)[0]
 
 
 def build_environments(
@@ -335,7 +342,7 @@ def build_environments(
             if scenario is not None:
                 environment = _unanswerable(world, rng, scenario, others or [])
             else:
-                query = sample_query(world, rng, hops=rng.choice(_HOPS), shape=rng.choice(_SHAPES))
+                query = sample_query(world, rng, hops=draw_hops(world, rng), shape=rng.choice(_SHAPES))
                 if query is not None:
                     environment = environment_for(query, world, rng, others=others)
             if environment is not None and environment.question not in seen:

@@ -5,7 +5,9 @@ A word that is not listed gets a name from its hash, so that a tool always has o
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 from astrolabe.records.ids import content_hash
 
@@ -29,8 +31,9 @@ QUANTITY_NAMES = {
     "课": "lessons",
 }
 
-WORDS: dict[str, str] = {}
-"""Chinese phrase -> English words; filled by `register`."""
+KNOWLEDGE_WORDS = Path(__file__).parents[2] / "astrolabe" / "data" / "knowledge" / "words_zh.json"
+WORDS: dict[str, str] = json.loads(KNOWLEDGE_WORDS.read_text(encoding="utf-8")) if KNOWLEDGE_WORDS.exists() else {}
+"""Chinese phrase -> English words: those of the project's knowledge, and what `register` adds."""
 
 
 def register(words: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agents.teacher.worlds import CONVERSIONS, DIMENSIONS, Language, plural
+from agents.teacher.worlds import CONVERSIONS, DIMENSIONS, Language, plural, singular
 
 OpName = Literal["sum", "difference", "product", "percentage", "average"]
 OPS: tuple[OpName, ...] = ("sum", "difference", "product", "percentage", "average")
@@ -175,7 +175,7 @@ def _strip_modifiers(text: str, language: Language) -> tuple[str, tuple[tuple[st
         elif match["unit"]:
             found.append(("unit", match["unit"]))
         else:
-            found.append((match["per"].removesuffix("s") if language == "en" else match["per"], int(match["count"])))
+            found.append((singular(match["per"]) if language == "en" else match["per"], int(match["count"])))
         text = match["rest"]
     return text, tuple(reversed(found))
 

@@ -66,7 +66,7 @@ def _entity_facts(entity: str, world: World, rng: random.Random) -> list[str]:
             other, other_value = facts[index + 1]
             other_text = _value_text(other, other_value, world.language)
             if world.language == "en":
-                sentence += f", and its {other.phrase} is {other_text}"
+                sentence += f", and the {other.phrase} is {other_text}"
             else:
                 sentence += f"，{other.phrase}{rng.choice('是为')}{other_text}"
             index += 1

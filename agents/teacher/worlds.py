@@ -234,7 +234,7 @@ def _facts(sentences: list[str], entities: list[str], language: Language) -> lis
     for sentence in sentences:
         entity = ""
         if language == "en":
-            for clause in re.split(r", and its (?=[a-z])", sentence):
+            for clause in re.split(r", and (?:its|the) (?=[a-z])", sentence):
                 clause = re.sub(r"^In the records, t", "T", clause)
                 match = re.fullmatch(rf"The ([^,]+?) of ({known}) (?:is|was) (.+)", clause)
                 if match:
