@@ -1,318 +1,236 @@
-"""Rollouts of a policy in environments: episodes through the solver graph, scored from executor records, in groups.
+"""A run of rollouts: one environment is one item of the run, whose rows and tokens are committed together.
 
-A group is n episodes of one environment. An episode that failed for a reason that the policy could not have caused
-(`Episode.status` failed, a bug, the deadline) is tried again under another seed a bounded number of times and then left
-out of its group; it never scores 0. What the policy did itself, its own timeouts and spent budgets too, is scored as it
-stands. One deadline covers opening, running and scoring an attempt.
+`rollout_file` is behind `astrolabe rollout`; `commit_rollouts` is how every phase stores rollouts: rows with their
+traces, the token arrays beside them, and what failed among the rejected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from astrolabe.envs.python_env import open_episode
-from astrolabe.envs.rewards.f1 import score_f1
+from pydantic import ValidationError
+
 from astrolabe.envs.sandbox import Sandbox
-from astrolabe.records.base import Provenance
+from astrolabe.records.base import Usage
 from astrolabe.records.environment import Environment
+from astrolabe.records.errors import ServerError, UsageError
 from astrolabe.records.ids import content_hash, seed_for
-from astrolabe.records.trajectory import CallRecord, Reward, Task, Trajectory
-from graphs.solver import Budgets, Episode, Policy, ToolExecutor, solve
-from graphs.token_policy import Branch, Tape
+from astrolabe.records.jsonl import read_rows
+from astrolabe.records.reply_store import ReplyStore
+from astrolabe.records.run_store import RunStore
+from astrolabe.records.trajectory import Trace
+from graphs.batch import BatchReport, Item, Outcome, run_batch
+from graphs.solver import Budgets, Policy
+from graphs.solver_policies import ChatPolicy
+from graphs.token_policy import TokenPolicy
+from jax_train.groups import Opener, RewardKind, Rollout, RolloutConfig, roll_group, sandboxed
+from serving.chat import ChatClient, ModelFailure, ModelSpec
+from serving.render import Renderer, check_template
+from serving.tokens import HttpTokenClient, Sampling
 
 log = logging.getLogger(__name__)
-RewardKind = Literal["f1", "answer"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
-    n: int = 8
-    """Episodes in a group."""
-    budgets: Budgets = field(default_factory=Budgets)
-    reward: RewardKind = "f1"
-    """What is trained: the F1 over tool calls, or whether the typed answer is right."""
-    attempts: int = 3
-    """Tries of one episode, of which all but the last may fail for reasons of infrastructure."""
-    system: str | None = None
-    score_s: float = 30.0
-    """Deadline of scoring, which is tried twice."""
-
-    @property
-    def attempt_s(self) -> float:
-        """The deadline over opening, running and scoring one attempt."""
-        return self.budgets.wall_s + 2 * self.score_s + 5.0
-
-
-class EpisodeExecutor(ToolExecutor, Protocol):
-    """The part of `astrolabe.envs.executor.Executor` that a rollout uses; `backend.state` is the state at the end."""
-
-    @property
-    def changed(self) -> Sequence[bool]: ...
-    @property
-    def backend(self) -> Any: ...
-    async def aclose(self) -> None: ...
-
-
-Opener = Callable[[Environment], EpisodeExecutor]
-
-
-def sandboxed(sandbox: Sandbox, budgets: Budgets) -> Opener:
-    """Episodes whose tools run in `sandbox`; calls over the budget are answered with an error."""
-
-    def opener(environment: Environment) -> EpisodeExecutor:
-        return open_episode(environment, sandbox, max_calls=budgets.max_calls)
-
-    return opener
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """One episode, ended and (unless it failed) scored."""
-
-    trajectory: Trajectory
-    """Its traces are filled in when its tokens are stored."""
-    tape: Tape | None
-    index: int
-    attempts: int
-    seconds: float
-
-    @property
-    def scored(self) -> bool:
-        return self.trajectory.reward is not None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One branch of a tape, as the trainer packs it."""
-
-    tokens: list[int]
-    mask: list[int]
-    logprobs: list[float]
-    """NaN where mask is 0."""
-    versions: list[int]
-
-    @classmethod
-    def of(cls, branch: Branch) -> Row:
-        return cls(branch.tokens, branch.mask, branch.logprobs, branch.versions)
-
-    def to_json(self) -> dict[str, Any]:
-        sampled = [i for i, m in enumerate(self.mask) if m]
-        return {
-            "tokens": self.tokens,
-            "mask": self.mask,
-            "logprobs": [self.logprobs[i] for i in sampled],
-            "versions": [self.versions[i] for i in sampled],
-        }
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Row:
-        logprobs, versions = iter(row["logprobs"]), iter(row["versions"])
-        return cls(
-            row["tokens"],
-            row["mask"],
-            [next(logprobs) if m else math.nan for m in row["mask"]],
-            [next(versions) if m else -1 for m in row["mask"]],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Member:
-    """A scored rollout as the trainer needs it."""
-
-    reward: float
-    accuracy: float
-    """1 if the typed answer was right, else 0."""
-    rows: list[Row]
-    """Branches with at least one sampled token."""
-    calls: int
-    errors: int
-    """Calls whose result was an error."""
-    turns: int
-    status: str
-
-    @classmethod
-    def of(cls, rollout: Rollout) -> Member:
-        reward, trajectory = rollout.trajectory.reward, rollout.trajectory
-        assert reward is not None
-        branches = rollout.tape.branches if rollout.tape is not None else []
-        return cls(
-            reward=reward.value,
-            accuracy=float(bool(reward.answer_correct)),
-            rows=[Row.of(branch) for branch in branches if any(branch.mask)],
-            calls=len(trajectory.calls),
-            errors=sum(call.status == "error" for call in trajectory.calls),
-            turns=sum(message.role == "assistant" for message in trajectory.messages),
-            status=trajectory.status,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """The scored rollouts of one environment; what the filler keeps and the checkpoint holds."""
-
-    id: str
-    environment: str
-    members: list[Member]
-    failed: dict[str, int] = field(default_factory=dict)
-    """Failure -> rollouts that were left out."""
-
-    @property
-    def oldest_version(self) -> int:
-        sampled = [v for m in self.members for row in m.rows for v, k in zip(row.versions, row.mask, strict=True) if k]
-        return min(sampled, default=0)
-
-    def values(self, key: Literal["reward", "accuracy"]) -> list[float]:
-        return [member.reward if key == "reward" else member.accuracy for member in self.members]
-
-    @classmethod
-    def of(cls, group_id: str, environment: Environment, rollouts: Sequence[Rollout]) -> Group:
-        failed: dict[str, int] = {}
-        for rollout in rollouts:
-            if not rollout.scored:
-                failure = rollout.trajectory.failure or "failed"
-                failed[failure] = failed.get(failure, 0) + 1
-        return cls(
-            id=group_id,
-            environment=environment.id,
-            members=[Member.of(rollout) for rollout in rollouts if rollout.scored],
-            failed=failed,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        members = [{**vars(member), "rows": [row.to_json() for row in member.rows]} for member in self.members]
-        return {"id": self.id, "environment": self.environment, "members": members, "failed": dict(self.failed)}
-
-    @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Group:
-        members = [Member(**{**m, "rows": [Row.from_json(r) for r in m["rows"]]}) for m in row["members"]]
-        return cls(id=row["id"], environment=row["environment"], members=members, failed=dict(row["failed"]))
-
-
-def group_id(environment: Environment, seed: int) -> str:
-    return "gr-" + content_hash([environment.id, seed])
-
-
-async def roll_group(
-    environment: Environment, policy: Policy, opener: Opener, config: RolloutConfig, *, seed: int
-) -> list[Rollout]:
-    """n rollouts of one environment, in the order of their index, failed ones among them."""
-    rolls = [
-        roll(environment, policy, opener, config, seed=seed_for(seed, environment.id, "rollout", i), index=i)
-        for i in range(config.n)
-    ]
-    group = group_id(environment, seed)
-    return [
-        Rollout(**{**vars(r), "trajectory": r.trajectory.model_copy(update={"group": group})})
-        for r in await asyncio.gather(*rolls)
-    ]
-
-
-async def roll(
-    environment: Environment, policy: Policy, opener: Opener, config: RolloutConfig, *, seed: int, index: int = 0
-) -> Rollout:
-    """One rollout: attempts until one ends for reasons of the policy's own. Raises only on cancellation."""
-    started = time.monotonic()
-    attempt = 0
-    while True:
-        attempt += 1
-        episode, reward = await _attempt(environment, policy, opener, config, seed_for(seed, "attempt", attempt))
-        if episode.status != "failed" or attempt >= config.attempts:
-            break
-        log.warning("%s, rollout %d, attempt %d: %s", environment.id, index, attempt, episode.failure)
-    return Rollout(
-        trajectory=_trajectory(environment, episode, reward, seed),
-        tape=episode.tape,
-        index=index,
-        attempts=attempt,
-        seconds=time.monotonic() - started,
-    )
-
-
-async def _attempt(
-    environment: Environment, policy: Policy, opener: Opener, config: RolloutConfig, seed: int
-) -> tuple[Episode, Reward | None]:
-    """One try: the episode, and its reward unless it failed. What is raised is recorded and counted, and does not end
-    the run."""
-    failed = Episode(task=task_of(environment), tools=environment.policy_tools(), messages=[], status="failed")
-    try:
-        async with asyncio.timeout(config.attempt_s):
-            executor = opener(environment)
-            try:
-                return await _run(environment, policy, executor, config, seed)
-            finally:
-                await executor.aclose()
-    except TimeoutError:
-        failed.failure = "deadline"
-    except Exception:
-        log.exception("%s: a rollout raised", environment.id)
-        failed.failure = "internal"
-    return failed, None
-
-
-async def _run(
-    environment: Environment, policy: Policy, executor: EpisodeExecutor, config: RolloutConfig, seed: int
-) -> tuple[Episode, Reward | None]:
-    episode = await solve(
-        task_of(environment),
-        environment.policy_tools(),
-        executor,
-        policy,
-        budgets=config.budgets,
-        system=config.system,
-        seed=seed,
-    )
-    reward = None if episode.status == "failed" else await _score(environment, executor, episode, config)
-    if reward is None and episode.status != "failed":
-        episode.status, episode.failure = "failed", "verifier_timeout"
-    return episode, reward
-
-
-async def _score(
-    environment: Environment, executor: EpisodeExecutor, episode: Episode, config: RolloutConfig
-) -> Reward | None:
-    """The reward, computed off the loop under a deadline; None if it timed out twice."""
-    records: Sequence[CallRecord] = list(executor.records)
-    changed, state = list(executor.changed), executor.backend.state
-    for _ in range(2):
+def load_environments(path: Path, limit: int | None = None) -> list[Environment]:
+    """The environments of a file, in order. UsageError names the line that is none, or a repeated id."""
+    out: list[Environment] = []
+    seen: set[str] = set()
+    for number, row in read_rows(path):
         try:
-            async with asyncio.timeout(config.score_s):
-                reward = await asyncio.to_thread(score_f1, environment, records, changed, state, episode.final_text)
-        except TimeoutError:
-            continue
-        if config.reward == "answer" and environment.answer_type != "none":
-            return reward.model_copy(update={"kind": "answer", "value": float(bool(reward.answer_correct))})
-        return reward
-    return None
+            environment = Environment.model_validate(row)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(
+                f"{path}, line {number}: no environment: {where}: {first['msg']}", "see `astrolabe env check`"
+            ) from None
+        if not environment.id:
+            environment = environment.with_id()
+        if environment.id in seen:
+            raise UsageError(f"{path}, line {number}: {environment.id} is there twice", "remove the second one")
+        seen.add(environment.id)
+        out.append(environment)
+        if limit is not None and len(out) >= limit:
+            break
+    if not out:
+        raise UsageError(f"{path}: no environments", "give a file with at least one row")
+    return out
 
 
-def task_of(environment: Environment) -> Task:
-    return Task(question=environment.question, environment=environment.id, kind=environment.expect).with_id()
+def stored_rows(rollouts: Sequence[Rollout], store: RunStore) -> list[dict[str, Any]]:
+    """Rows of `rollouts.jsonl`; their tokens are appended to the run's token store. Call it only in a commit."""
+    rows = []
+    for rollout in rollouts:
+        traces = []
+        for branch in rollout.tape.branches if rollout.tape is not None else []:
+            start = store.tokens.append(branch.tokens, branch.mask, branch.logprobs, branch.versions)
+            traces.append(
+                Trace(
+                    start=start,
+                    length=len(branch.tokens),
+                    parent=branch.parent,
+                    fork=branch.fork,
+                    segments=branch.segments,
+                )
+            )
+        rows.append(rollout.trajectory.model_copy(update={"traces": traces}).to_json())
+    return rows
 
 
-def _trajectory(environment: Environment, episode: Episode, reward: Reward | None, seed: int) -> Trajectory:
-    status = episode.status
-    assert status != "running"
-    return Trajectory(
-        schema="astrolabe.trajectory/1",
-        task=episode.task,
-        language=environment.language,
-        tools=episode.tools,
-        messages=episode.messages,
-        calls=episode.calls,
-        status=status,
-        failure=episode.failure,
-        reward=reward,
-        provenance=Provenance(
-            source=environment.provenance.get("source"),
-            license=environment.provenance.get("license"),
-            seed=seed,
-            models={"policy": episode.model} if episode.model else {},
-            usage=episode.usage,
-        ),
-    ).with_id()
+def group_outcome(item: str, rollouts: Sequence[Rollout]) -> Outcome:
+    """What a group leaves in its run: scored rollouts as rows, failed ones among the rejected with `infra_` reasons."""
+    scored = [rollout for rollout in rollouts if rollout.scored]
+    reasons: dict[str, int] = {}
+    rejected = []
+    for rollout in rollouts:
+        if not rollout.scored:
+            reason = f"infra_{rollout.trajectory.failure or 'failed'}"
+            reasons[reason] = reasons.get(reason, 0) + 1
+            rejected.append(
+                {
+                    "item": item,
+                    "stage": "rollout",
+                    "reasons": [reason],
+                    "detail": f"rollout {rollout.index}, {rollout.attempts} attempts",
+                    "row": rollout.trajectory.to_json(),
+                }
+            )
+    usage = Usage()
+    for rollout in rollouts:
+        usage += rollout.trajectory.provenance.usage or Usage()
+    return Outcome(
+        rejected=rejected,
+        funnel=[("rollout", len(rollouts), len(scored), reasons)],
+        timings=[
+            {"id": r.trajectory.id, "index": r.index, "attempts": r.attempts, "seconds": round(r.seconds, 4)}
+            for r in rollouts
+        ],
+        usage=usage,
+        at_commit=lambda store: {"rollouts": stored_rows(scored, store)},
+    )
+
+
+async def roll_into(
+    store: RunStore,
+    environments: Sequence[Environment],
+    policy: Policy,
+    opener: Opener,
+    config: RolloutConfig,
+    *,
+    seed: int,
+    concurrency: int = 8,
+    progress: bool = True,
+) -> BatchReport:
+    """Groups of all environments into an open run, which continues where it stood. `concurrency` counts groups."""
+
+    async def work(item: Item[Environment]) -> Outcome:
+        return group_outcome(item.key, await roll_group(item.value, policy, opener, config, seed=seed))
+
+    items = [Item(environment.id, environment) for environment in environments]
+    return await run_batch(items, work, store, concurrency=concurrency, what="rollouts", progress=progress)
+
+
+def rollout_file(
+    envs: Path,
+    model_url: str,
+    n: int,
+    out: Path,
+    *,
+    model: Path | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    concurrency: int = 8,
+    temperature: float = 1.0,
+    max_new_tokens: int = 256,
+    budgets: Budgets | None = None,
+    reward: RewardKind = "f1",
+    sandbox_level: str = "auto",
+    progress: bool = True,
+) -> BatchReport:
+    """`n` rollouts of a served policy in each environment of a file, into the run folder `out`.
+
+    With `model` (a folder with the policy's tokenizer; by default the server's own, where it names one that is here)
+    the policy acts through `/generate` and every rollout has its tokens; else through chat completions, and has none.
+    `concurrency` counts environments."""
+    config = RolloutConfig(n=n, budgets=budgets or Budgets(), reward=reward)
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
+    environments = load_environments(envs, limit)
+    identity = {
+        "n": n,
+        "reward": reward,
+        "budgets": vars(config.budgets),
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "limit": limit,
+    }
+    inputs = {"envs": content_hash([environment.id for environment in environments])}
+
+    async def main() -> BatchReport:
+        with RunStore.open(
+            out, verb="rollout", config=identity, seed=seed, inputs=inputs, files=("rollouts",)
+        ) as store:
+            policy, close = await served_policy(model_url, model, sampling, concurrency * n, replies=store.replies)
+            sandbox = Sandbox(sandbox_level)
+            try:
+                opener = sandboxed(sandbox, config.budgets)
+                return await roll_into(
+                    store,
+                    environments,
+                    policy,
+                    opener,
+                    config,
+                    seed=seed_for(seed, "rollout"),
+                    concurrency=concurrency,
+                    progress=progress,
+                )
+            finally:
+                sandbox.close()
+                await close()
+
+    return asyncio.run(main())
+
+
+async def served_policy(
+    model_url: str,
+    folder: Path | None,
+    sampling: Sampling,
+    concurrency: int,
+    *,
+    replies: ReplyStore | None = None,
+) -> tuple[Policy, Callable[[], Awaitable[None]]]:
+    """(policy, its close) over a server. ServerError if nobody answers there. `replies` stores those of a chat server."""
+    tokens = HttpTokenClient(model_url, concurrency=concurrency, allow_truncated=True)
+    folder = folder or await _local_model(tokens)
+    if folder is not None:
+        renderer = Renderer.from_folder(folder)
+        check_template(renderer)
+        return TokenPolicy(tokens, renderer, sampling=sampling, model=folder.name), tokens.aclose
+    await tokens.aclose()
+    log.warning("%s names no model folder that is here: rollouts will have no tokens (give --model)", model_url)
+    spec = ModelSpec(
+        base_url=model_url,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_new_tokens,
+    )
+    client = ChatClient(spec, replies=replies, concurrency=concurrency)
+    await client.check()
+    return ChatPolicy(client, max_tokens=sampling.max_new_tokens), client.aclose
+
+
+async def _local_model(tokens: HttpTokenClient) -> Path | None:
+    """The folder that the server says it serves, if it has a tokenizer and is on this machine."""
+    try:
+        info = await tokens.model_info()
+    except ModelFailure as failure:
+        if failure.kind in ("unreachable", "timeout"):
+            raise ServerError(
+                f"no model server answers at {tokens.base_url}", "start it, or give its address with --model-url"
+            ) from None
+        return None  # a chat server without SGLang's endpoints
+    path = Path(str(info.get("model_path") or "")) if isinstance(info, dict) else Path()
+    return path if (path / "tokenizer.json").is_file() else None

@@ -17,8 +17,8 @@ from astrolabe.records.token_store import TokenStore
 from astrolabe.records.trajectory import Trajectory
 from graphs.solver import Budgets, PolicyFailure
 from graphs.token_policy import TokenPolicy
-from jax_train.rollout import Group, RolloutConfig, roll, roll_group, sandboxed
-from jax_train.rollout_run import load_environments, roll_into, rollout_file
+from jax_train.groups import Group, RolloutConfig, roll, roll_group, sandboxed
+from jax_train.rollout import load_environments, roll_into, rollout_file
 from serving.tokens import Sampling
 
 
@@ -133,7 +133,7 @@ async def test_f44_a_hung_opening_or_scoring_does_not_outlive_the_deadline(sandb
 async def test_f43_a_verifier_that_times_out_twice_leaves_the_rollout_out(sandbox, monkeypatch):
     import time
 
-    monkeypatch.setattr("jax_train.rollout.score_f1", lambda *a: time.sleep(0.3))
+    monkeypatch.setattr("jax_train.groups.score_f1", lambda *a: time.sleep(0.3))
     config = RolloutConfig(n=1, attempts=1, score_s=0.05)
     rollout = await roll(
         toy_environment(), Failing(PolicyFailure("x"), 0), sandboxed(sandbox, config.budgets), config, seed=1
@@ -222,4 +222,4 @@ def test_bad_files_and_dead_servers_are_errors_with_a_mend(tmp_path):
         load_environments(file)
     file.write_text(toy_environment().to_line() + "\n")
     with pytest.raises(ServerError, match="no model server answers"):
-        rollout_file(file, tmp_path / "run", model_url="http://127.0.0.1:9", progress=False)
+        rollout_file(file, "http://127.0.0.1:9", 2, tmp_path / "run", progress=False)
