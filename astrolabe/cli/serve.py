@@ -38,6 +38,7 @@ def teacher(
     labels: Annotated[Path | None, typer.Option("--labels", help="File for the labels of its defects.")] = None,
 ) -> None:
     """The offline teacher: deterministic programs behind an OpenAI-compatible address."""
-    from agents.teacher.server import serve
+    from agents.teacher.server import create_app
+    from serving.http import serve
 
-    serve(host, port, seed=seed, defect_rate=defect_rate, labels=labels)
+    serve(create_app(seed=seed, defect_rate=defect_rate, labels_path=labels), host=host, port=port, name="teacher")
