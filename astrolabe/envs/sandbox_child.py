@@ -21,6 +21,7 @@ MODULES = (
 )  # fmt: skip
 # Loaded by the modules above on first use, which is too late once files are out of reach.
 _LAZY = ("_strptime", "_pylong", "_pydecimal", "calendar", "locale", "numbers", "copy")
+_BY_C = ("_strptime", "_pylong", "time", "warnings")
 _ENCODINGS = ("ascii", "latin-1", "utf-8", "utf-8-sig", "utf-16", "utf-32", "gbk", "gb18030", "big5")
 _FUNCTIONS = (
     "abs all any ascii bin bool bytearray bytes callable chr classmethod complex dict divmod enumerate filter float "
@@ -29,6 +30,7 @@ _FUNCTIONS = (
     "Ellipsis NotImplemented __build_class__"
 )
 MAX_DEPTH = 100
+MAX_BITS = 13_000  # Python reads no integer of more than 4,300 digits
 MAX_MESSAGE = 2000
 SOURCE_NAME = "<tool>"
 
@@ -71,6 +73,10 @@ def namespace(facades: dict[str, types.ModuleType]) -> dict[str, Any]:
     def restricted_import(
         name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
     ) -> Any:
+        if name in _BY_C and isinstance(fromlist, list):
+            # C code (strptime, strftime) imports through the importer of whoever called it, then takes the module from
+            # sys.modules whatever it got; an import statement gives a tuple or None here.
+            return types.ModuleType(name)
         if level or name not in facades:
             raise ImportError(f"{name!r} is not among the modules that a tool may import")
         return facades[name]
@@ -91,6 +97,8 @@ def plain(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
+        if value.bit_length() > MAX_BITS:
+            raise NotJson("an integer of more than 3,900 digits")
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):

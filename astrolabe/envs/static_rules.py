@@ -142,12 +142,8 @@ def _bound_names(scope: ast.AST) -> set[str]:
     for node in _own_nodes(scope):
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             names.add(node.id)
-        elif (
-            isinstance(node, ast.FunctionDef)
-            or (isinstance(node, ast.ExceptHandler) and node.name)
-            or (isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name)
-        ):
-            names.add(node.name)
+        elif isinstance(node, (ast.FunctionDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+            names |= {node.name} if node.name else set()
         elif isinstance(node, ast.MatchMapping) and node.rest:
             names.add(node.rest)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -157,10 +157,10 @@ class Zygote:
 
     def _in_child(self, job: bytes, write_end: int, header: dict[str, Any]) -> None:
         try:
+            for fd in (0, 1, 2):  # before the next line, which may overwrite devnull's own number
+                os.dup2(self.devnull, fd)
             if write_end != _REPLY_FD:
                 os.dup2(write_end, _REPLY_FD)
-            for fd in (0, 1, 2):
-                os.dup2(self.devnull, fd)
             os.closerange(_REPLY_FD + 1, 64)
             if self.linux:
                 self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -201,7 +201,7 @@ class Zygote:
         poller.register(pipe, select.POLLIN)
         poller.register(0, 0)  # hang-up only
         ending = ""
-        while not ending and len(lines) < wanted:
+        while not ending:  # to the end of the pipe: an honest child ends itself after its last line
             cpu = cpu_seconds(pid)
             wall_left = header["wall_s"] - (time.monotonic() - wall_from)
             cpu_left = header["cpu_s"] - (cpu - cpu_from) if cpu is not None else wall_left
@@ -225,31 +225,34 @@ class Zygote:
                     times.append([now - wall_from, used])
                     wall_from, cpu_from = now, cpu_from + used
                     del pending[: end + 1]
-                if len(pending) > cap or total > total_cap or (lines and len(lines[-1]) > cap):
+                if len(pending) > cap or total > total_cap or any(len(line) > cap for line in lines[-1:]):
                     ending = "output_too_large"
-        times = [*times[:wanted], [time.monotonic() - wall_from, (cpu_seconds(pid) or cpu_from) - cpu_from]]
+        if lines and len(lines[-1]) > cap:
+            lines.pop()
+            times.pop()
+        times.append([time.monotonic() - wall_from, (cpu_seconds(pid) or cpu_from) - cpu_from])
         ending = self._reap(pid, ending)
-        if len(lines) >= wanted and (len(lines) > wanted or pending or os.read(pipe, 1)):
-            ending = "bad_reply"  # more than one line a call: the tool wrote into the pipe
-        return ending, lines[:wanted], times
+        if len(lines) > wanted or (len(lines) == wanted and (pending or ending != "exit")):
+            # More than one line a call, or no end after the last: the tool has had a hand in the pipe.
+            return "bad_reply", [], times[-1:]
+        return "done" if len(lines) == wanted else ending, lines, times
 
     @staticmethod
     def _reap(pid: int, ending: str) -> str:
-        """Kill what is left of the child and name the way it ended: done, timeout, output_too_large, bad_reply,
-        exit, or signal:NAME."""
+        """Kill what is left of the child and name the way it ended: `ending`, or for a closed pipe exit or signal:NAME."""
         status = None
         if ending == "closed":  # a dying child closes its pipe a moment before it can be waited for
-            for _ in range(200):
+            for _ in range(400):
                 done, status = os.waitpid(pid, os.WNOHANG)
                 if done:
                     break
                 status = None
-                time.sleep(0.001)
+                time.sleep(0.0005)
         if status is None:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         if ending != "closed":
-            return ending or "done"
+            return ending
         if status is not None and os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             return "timeout" if number == signal.SIGXCPU else f"signal:{signal.Signals(number).name}"
