@@ -20,15 +20,13 @@ def rollout(
     model_url: Annotated[str, typer.Option("--model-url", help="`serve policy`, SGLang, or any chat server.")],
     out: Annotated[Path, typer.Option("--out", help="Run folder; a folder of the same command is continued.")],
     model: Annotated[
-        str, typer.Option("--model", help="Name of the policy on a chat server, and in records.")
-    ] = "default",
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="Model folder for exact tokens. Default: the server's, if here.")
+        Path | None,
+        typer.Option("--model", help="Model folder, for exact tokens. Default: the server's, if it is here."),
     ] = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Episodes per environment.")] = 8,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many environments.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the run.")] = 0,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Episodes in work at once.")] = 32,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Environments in work at once.")] = 8,
     reward: Annotated[Reward, typer.Option("--reward", help="What the rollouts are scored by.")] = Reward.f1,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens of one turn.")] = 256,
@@ -36,28 +34,23 @@ def rollout(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Sampled tokens of one episode.")] = 2048,
 ) -> int:
     """Roll a policy out in environments: n scored episodes each, with exact tokens."""
-    from jax_train.rollout_run import rollout_file
-
     from astrolabe.records.run_status import run_status, status_lines
     from graphs.solver import Budgets
-    from jax_train.rollout import RolloutConfig
-    from serving.tokens import Sampling
+    from jax_train.rollout import rollout_file
 
     report = rollout_file(
         envs,
+        model_url,
+        n,
         out,
-        model_url=model_url,
         model=model,
-        tokenizer=tokenizer,
-        config=RolloutConfig(
-            n=n,
-            reward=reward.value,
-            budgets=Budgets(max_turns=max_turns, max_tokens=max_tokens),  # type: ignore[arg-type]
-        ),
-        sampling=Sampling(max_new_tokens=max_new_tokens, temperature=temperature),
-        seed=seed,
         limit=limit,
+        seed=seed,
         concurrency=concurrency,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        budgets=Budgets(max_turns=max_turns, max_tokens=max_tokens),
+        reward=reward.value,  # type: ignore[arg-type]
     )
     for line in status_lines(run_status(out)):
         print(line, file=sys.stderr)
