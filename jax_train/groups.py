@@ -21,6 +21,7 @@ from astrolabe.envs.rewards.f1 import score_f1
 from astrolabe.envs.sandbox import Sandbox
 from astrolabe.records.base import Provenance
 from astrolabe.records.environment import Environment
+from astrolabe.records.errors import AstrolabeError
 from astrolabe.records.ids import content_hash, seed_for
 from astrolabe.records.trajectory import CallRecord, Reward, Task, Trajectory
 from graphs.solver import Budgets, Episode, Policy, ToolExecutor, solve
@@ -216,7 +217,7 @@ async def roll_group(
 async def roll(
     environment: Environment, policy: Policy, opener: Opener, config: RolloutConfig, *, seed: int, index: int = 0
 ) -> Rollout:
-    """One rollout: attempts until one ends for reasons of the policy's own. Raises only on cancellation."""
+    """One rollout: attempts until one ends for reasons of the policy's own. Raises what a user must mend, and nothing else."""
     started = time.monotonic()
     attempt = 0
     while True:
@@ -237,8 +238,7 @@ async def roll(
 async def _attempt(
     environment: Environment, policy: Policy, opener: Opener, config: RolloutConfig, seed: int
 ) -> tuple[Episode, Reward | None]:
-    """One try: the episode, and its reward unless it failed. What is raised is recorded and counted, and does not end
-    the run."""
+    """One try: the episode, and its reward unless it failed. A bug is recorded and counted, and does not end the run."""
     failed = Episode(task=task_of(environment), tools=environment.policy_tools(), messages=[], status="failed")
     try:
         async with asyncio.timeout(config.attempt_s):
@@ -247,6 +247,8 @@ async def _attempt(
                 return await _run(environment, policy, executor, config, seed)
             finally:
                 await executor.aclose()
+    except AstrolabeError:  # a wrong setting or a dead server: every rollout would meet it
+        raise
     except TimeoutError:
         failed.failure = "deadline"
     except Exception:
