@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agents.teacher.planter import Planter, question_item
-from agents.teacher.registry import program
+from agents.teacher.registry import CannotAnswer, program
 from agents.teacher.task_text import Flow, Language, Step, parse, phrases, render
 from agents.teacher.values import fill
 from agents.tool_docs import (
@@ -260,7 +260,7 @@ def task(request: dict[str, Any], rng: random.Random, plant: Planter) -> dict[st
             question += f" (call `{name}`)" if language == "en" else f"（调用 `{name}`）"
             plant.label("names_tool", item=question_item(question))
         return _malformed({"question": question, "chain": [t.name for t in chain]}, plant, question_item(question))
-    raise ValueError("no task can be written for these tools")
+    raise CannotAnswer("no task can be written for these tools")
 
 
 def _choose(
@@ -317,7 +317,7 @@ def augment(request: dict[str, Any], rng: random.Random, plant: Planter) -> dict
     table, speakable = {t.name: t for t in tools}, phrases(tools, language)
     steps = parse(request["question"], tools, language)
     if not steps:
-        raise ValueError("the question states no plan of these tools")
+        raise CannotAnswer("the question states no plan of these tools")
     mode = request["mode"]
     before, after = "", ""
     if mode == "diverse":

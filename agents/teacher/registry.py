@@ -20,6 +20,12 @@ Program = Callable[[dict[str, Any], random.Random, Planter], "dict[str, Any] | s
 Turn = Callable[[str, list[dict[str, Any]], list[dict[str, Any]], random.Random, Planter], "dict[str, Any] | None"]
 """(question, tools, messages, rng, planter) -> an assistant message, or None if the question is not this program's."""
 
+
+
+class CannotAnswer(Exception):
+    """A program has nothing to say to this request; the server answers status 400 with the reason."""
+
+
 PROGRAMS: dict[str, Program] = {}
 TURNS: dict[str, Turn] = {}
 

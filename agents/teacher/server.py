@@ -17,14 +17,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from agents.teacher import MODEL_NAME
 from agents.teacher.planter import LabelSink, Planter
-from agents.teacher.registry import PROGRAMS, TURNS, load
+from agents.teacher.registry import PROGRAMS, TURNS, CannotAnswer, load
 from astrolabe.records.ids import content_hash, rng_for
 
 _BLOCK = re.compile(r"```json\n(\{.*\})\n```\s*\Z")
 
 
-class BadRequest(ValueError):
-    """What the server answers with status 400."""
+class BadRequest(CannotAnswer):
+    """A body that is no chat request, or that no program reads."""
 
 
 def find_block(messages: list[dict[str, Any]]) -> tuple[str, dict[str, Any]] | None:
@@ -76,6 +76,16 @@ class Teacher:
         return Planter(seed=self.seed, rate=self.defect_rate, key=key, agent=agent, sink=self.sink)
 
 
+def _body_of(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
 def _usage(body: dict[str, Any], message: dict[str, Any]) -> dict[str, int]:
     """Rough token counts (four characters a token): deterministic, and marked by the model's name as the teacher's."""
     prompt = (sum(len(str(m.get("content") or "")) for m in body["messages"]) + 3) // 4
@@ -117,11 +127,8 @@ def create_app(seed: int = 0, defect_rate: float = 0.12, labels_path: Path | Non
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         try:
-            body = json.loads(await request.body())
-            if not isinstance(body, dict):
-                raise BadRequest("the body must be a JSON object")
-            message = teacher.answer(body)
-        except ValueError as error:  # BadRequest, or a body that is no JSON
+            message = teacher.answer(body := _body_of(await request.body()))
+        except CannotAnswer as error:
             return JSONResponse({"error": {"message": str(error), "type": "invalid_request_error"}}, status_code=400)
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         # The epoch, not the clock: a reply is stored and compared byte for byte.
