@@ -10,8 +10,9 @@ of time twice: the answer's doing, 0), verifier_failed (the verifier's doing: no
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -81,10 +82,14 @@ def verify_answer(
     predicted_text: str, gold: str | Sequence[str], answer_type: str, language: str = "en"
 ) -> AnswerVerdict:
     """Grade a final text against a gold, or the best of several aliases. UsageError for an unknown type."""
+    return verify_candidate(extract_answer(predicted_text), gold, answer_type)
+
+
+def verify_candidate(candidate: str, gold: str | Sequence[str], answer_type: str) -> AnswerVerdict:
+    """`verify_answer` for what was already extracted."""
     if answer_type not in ANSWER_TYPES:
         raise UsageError(f"unknown answer type {answer_type!r}", "one of " + ", ".join(ANSWER_TYPES))
     aliases = [gold] if isinstance(gold, str) else list(gold)
-    candidate = extract_answer(predicted_text)
     if answer_type == "none":
         return _RIGHT if candidate else AnswerVerdict(False, 0.0, "no_answer")
     if not candidate:
@@ -139,7 +144,7 @@ def _number(candidate: str, gold: str) -> AnswerVerdict:
 def _hedges(text: str, found: list[tuple[int, int, Quantity]]) -> bool:
     return any(
         len(text[a[1] : b[0]]) <= 24 and _BETWEEN_ALTERNATIVES.search(text[a[1] : b[0]])
-        for a, b in zip(found, found[1:], strict=False)
+        for a, b in itertools.pairwise(found)
     )
 
 
@@ -166,7 +171,7 @@ def _readings(candidate: str) -> list[str]:
     return texts.span_readings(candidate)
 
 
-def _collection(same: str, words: bool) -> object:
+def _collection(same: str, words: bool) -> Callable[[str, str], AnswerVerdict]:
     def check(candidate: str, gold: str) -> AnswerVerdict:
         for reading in _readings(candidate):
             right = (
@@ -220,7 +225,7 @@ def _span(candidate: str, gold: str) -> AnswerVerdict:
     return AnswerVerdict(exact, score, "correct" if exact else "wrong")
 
 
-_VERIFIERS = {
+_VERIFIERS: dict[str, Callable[[str, str], AnswerVerdict]] = {
     "number": _number,
     "expression": _expression,
     "set": _collection("set", True),

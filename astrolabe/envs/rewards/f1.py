@@ -41,13 +41,23 @@ def score_f1(
 
     `reason`: all_hit, some_hit, no_hit, goal_missed; where no call is due: asked, abstained, needless_call, empty_turn.
     """
+    reward = f1_of_calls(environment, records, changed, final_state, final_text)
+    if environment.answer_type == "none":
+        return reward
+    verdict = verify_answer(final_text, environment.answer, environment.answer_type, environment.language)
+    return reward.model_copy(update={"answer_correct": verdict.correct})
+
+
+def f1_of_calls(
+    environment: Environment,
+    records: Sequence[CallRecord],
+    changed: Sequence[bool],
+    final_state: Any,
+    final_text: str,
+) -> Reward:
+    """`score_f1` without grading the answer."""
     counted = sum(not record.injected for record in records)
     targets = sum(node.tool is not None for node in environment.nodes)
-    answer_correct = None
-    if environment.answer_type != "none":
-        answer_correct = verify_answer(
-            final_text, environment.answer, environment.answer_type, environment.language
-        ).correct
     if targets == 0:
         if records:
             value, reason = 0.0, "needless_call"
@@ -55,18 +65,10 @@ def score_f1(
             value, reason = 0.0, "empty_turn"
         else:
             value, reason = 1.0, "asked" if asks_for_more(final_text) else "abstained"
-        return Reward(value=value, kind="f1", reason=reason, calls=counted, targets=0, answer_correct=answer_correct)
+        return Reward(value=value, kind="f1", reason=reason, calls=counted, targets=0)
     hits = list(matched_nodes(environment, records, changed))
     value = 2 * len(hits) / (targets + counted)
     reason = "all_hit" if len(hits) == targets else "some_hit" if hits else "no_hit"
     if environment.mode == "stateful" and not goal_holds(environment.goal, final_state):
         value, reason = 0.0, "goal_missed"
-    return Reward(
-        value=value,
-        kind="f1",
-        reason=reason,
-        hits=hits,
-        calls=counted,
-        targets=targets,
-        answer_correct=answer_correct,
-    )
+    return Reward(value=value, kind="f1", reason=reason, hits=hits, calls=counted, targets=targets)
