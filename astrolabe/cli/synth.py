@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from graphs.batch import BatchReport
     from graphs.options import SynthOptions
 
 app = typer.Typer(help="Synthesise trajectories or environments.", no_args_is_help=True)
@@ -38,13 +37,13 @@ def _options(config: Path | None, shard: str | None, **flags: object) -> SynthOp
     return load_options(config, {**flags, "shard": parse_shard(shard) if shard else None})
 
 
-def _ended(report: BatchReport, out: Path) -> int:
-    """Says where the run stands; returns the exit code."""
+def _ended(code: int, out: Path) -> int:
+    """Says where the run stands, and passes the exit code on."""
     from astrolabe.records.run_status import run_status, status_lines
 
     for line in status_lines(run_status(out)):
         print(line, file=sys.stderr)
-    return report.exit_code
+    return code
 
 
 @app.command()
