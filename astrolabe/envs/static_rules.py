@@ -189,6 +189,8 @@ class _Checker:
                 self._report(
                     node, f"{type(node).__name__} at the top level; only imports, constants and functions may be"
                 )
+            if isinstance(node, ast.AnnAssign) and node.value is None:
+                self._report(node, "a name without a value at the top level")
         self._walk(self.tree, frozenset())
         return self.found
 

@@ -10,7 +10,6 @@ outlives the parent. Standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -28,6 +27,19 @@ from typing import Any
 NONCE_BYTES = 16
 PR_SET_PDEATHSIG = 1
 _REPLY_FD = 3
+# Run before anything is locked or forked: the interpreter rewrites its bytecode on the first runs, and pages that the
+# zygote has written need no copy in each child.
+_WARM_UP = 16
+_WARM_JOB = json.dumps(
+    {
+        "code": "def f(n, *, data, state):\n    state['n'] = n\n    return {'n': n, 'data': data, 'list': [1.5, 'a']}\n",
+        "function": "f",
+        "calls": [{"n": 1}],
+        "states": [{}],
+        "chain": False,
+        "data": "{}",
+    }
+).encode()
 
 
 def read_exact(fd: int, count: int) -> bytes:
@@ -76,6 +88,8 @@ class Zygote:
         self.use = set(options["layers"])
         self.inherited_namespaces = options["wrapped"]
         self.devnull = os.open(os.devnull, os.O_RDWR)
+        for _ in range(_WARM_UP):
+            self.child.serve(_WARM_JOB, self.devnull, self.facades)
 
     # Locking down
 
@@ -143,10 +157,11 @@ class Zygote:
         while True:
             header = json.loads(read_exact(0, struct.unpack("!I", read_exact(0, 4))[0]))
             job = read_exact(0, header["job_bytes"])
+            limits = self._limits(header)
             read_end, write_end = os.pipe()
             pid = os.fork()
             if pid == 0:
-                self._in_child(job, write_end, header)
+                self._in_child(job, write_end, limits)
             os.close(write_end)
             nonce = read_exact(0, NONCE_BYTES)
             ending, lines, times = self._supervise(pid, read_end, header)
@@ -155,7 +170,7 @@ class Zygote:
             summary = json.dumps({"ending": ending, "sizes": sizes, "times": times[:-1], "last": times[-1]}).encode()
             write_all(1, nonce + struct.pack("!I", len(summary)) + summary + b"".join(lines))
 
-    def _in_child(self, job: bytes, write_end: int, header: dict[str, Any]) -> None:
+    def _in_child(self, job: bytes, write_end: int, limits: list[tuple[int, int]]) -> None:
         try:
             for fd in (0, 1, 2):  # before the next line, which may overwrite devnull's own number
                 os.dup2(self.devnull, fd)
@@ -164,7 +179,7 @@ class Zygote:
             os.closerange(_REPLY_FD + 1, 64)
             if self.linux:
                 self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            self._set_limits(header)
+            self._set_limits(limits)
             if self.filter is not None and "seccomp" in self.use and not self.filter.install():
                 os._exit(1)
             self.child.serve(job, _REPLY_FD, self.facades)
@@ -172,21 +187,20 @@ class Zygote:
             os._exit(0)
 
     @staticmethod
-    def _set_limits(header: dict[str, Any]) -> None:
+    def _limits(header: dict[str, Any]) -> list[tuple[int, int]]:
         cpu = int(header["cpu_s"] * header["calls"]) + 2  # the supervisor is exact; this holds if it cannot see
         memory = header["memory_bytes"]
-        for name, limit in (
-            ("RLIMIT_CPU", cpu),
-            ("RLIMIT_AS", memory),
-            ("RLIMIT_DATA", memory),
-            ("RLIMIT_FSIZE", 0),
-            ("RLIMIT_CORE", 0),
-            ("RLIMIT_NPROC", 0),
-            ("RLIMIT_NOFILE", 8),
-        ):
-            # macOS refuses some of these for a process that is already above them; Linux refuses none.
-            with contextlib.suppress(ValueError, OSError, AttributeError):
-                resource.setrlimit(getattr(resource, name), (limit, limit))
+        named = {"CPU": cpu, "AS": memory, "DATA": memory, "FSIZE": 0, "CORE": 0, "NPROC": 0, "NOFILE": 8}
+        numbers = {name: getattr(resource, f"RLIMIT_{name}", None) for name in named}
+        return [(number, named[name]) for name, number in numbers.items() if number is not None]
+
+    def _set_limits(self, limits: list[tuple[int, int]]) -> None:
+        for number, limit in limits:
+            try:
+                resource.setrlimit(number, (limit, limit))
+            except (ValueError, OSError):
+                if self.linux:  # macOS refuses some for a process that is already above them
+                    raise
 
     def _supervise(self, pid: int, pipe: int, header: dict[str, Any]) -> tuple[str, list[bytes], list[list[float]]]:
         """Read the child's lines under the clocks: (how it ended, lines, [wall, cpu] seconds of each line and, last, of
