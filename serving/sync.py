@@ -6,12 +6,16 @@ protocol loads a folder (pause -> update -> continue). Every token carries the v
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from serving.tokens import PauseMode, TokenClient
+
+if TYPE_CHECKING:
+    from serving.engine.engine import Engine
 
 
 class WeightSync(Protocol):
@@ -21,16 +25,15 @@ class WeightSync(Protocol):
 
 
 class InProcessSync:
-    """Into the embedded engine. The weights are copied: the trainer donates its own to the next step."""
+    """Into the embedded engine, which copies them: the trainer donates its own to the next step. Requests that run go on
+    under the new weights, their cache computed again."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Engine, *, mode: PauseMode = "retract") -> None:
         self._engine = engine
+        self._mode: PauseMode = mode
 
     async def push(self, params: Any, version: int) -> None:
-        import jax
-        import jax.numpy as jnp
-
-        self._engine.swap(jax.tree.map(jnp.copy, params), version)
+        await asyncio.wrap_future(self._engine.swap(params, version, mode=self._mode))
 
 
 class DiskSync:

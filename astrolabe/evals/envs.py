@@ -213,15 +213,17 @@ async def _policy(
         return await served_policy(model_url, model, sampling, concurrency)
     if model is None:
         raise UsageError("no policy to evaluate", "give --model DIR or --model-url URL")
-    from serving.engine.engine import Engine
-
     from graphs.token_policy import TokenPolicy
+    from serving.engine.engine import Engine
     from serving.render import Renderer
 
     renderer = Renderer.from_folder(model)
-    engine = Engine(model, renderer)
-    client = engine.client()
-    return TokenPolicy(client, renderer, sampling=sampling, model=model.name), client.aclose
+    engine = Engine(model, renderer, slots=min(16, concurrency))
+
+    async def close() -> None:
+        engine.close()
+
+    return TokenPolicy(engine.client(allow_truncated=True), renderer, sampling=sampling, model=model.name), close
 
 
 def summary_lines(result: Mapping[str, Any]) -> list[str]:
