@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from astrolabe.model.attention import cached_attention, packed_attention
 from astrolabe.model.config import ModelConfig
-from astrolabe.model.sharding import gathered, reshard, spec, tree_shardings
+from astrolabe.model.sharding import gathered, spec, tree_shardings
 
 Params = dict[str, Any]
 """{"embed" [V,D], "norm" [D], "head" [V,D] unless tied, "layers": {name: [L,...]}}."""
@@ -196,9 +196,7 @@ class Decoder(nnx.Module):
 
         def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
             layer = nnx.merge(layer_def, weights)
-            return layer(
-                x, cos, sin, lambda q, k, v: packed_attention(q, _all_keys(k), _all_keys(v), segment_ids)
-            ), None
+            return layer(x, cos, sin, lambda q, k, v: packed_attention(q, k, v, segment_ids)), None
 
         if REMAT[remat] is not None:
             body = jax.checkpoint(body, policy=REMAT[remat])
@@ -236,11 +234,6 @@ class Decoder(nnx.Module):
             body, (x, cache), (jnp.arange(self.config.num_layers), stacked), unroll=self.config.num_layers
         )
         return rms_norm(x, self.norm[...], self.config.rms_norm_eps), cache
-
-
-def _all_keys(x: jax.Array) -> jax.Array:
-    """Keys or values [B,T,N,K] gathered over `context`, so that each query sees its whole row."""
-    return reshard(x, "batch", "keys", "kv_heads", "head_dim")
 
 
 @functools.lru_cache(maxsize=16)
