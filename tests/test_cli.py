@@ -96,12 +96,21 @@ def test_a_missing_file_is_named_and_nothing_is_begun(tmp_path, arguments):
     assert not (tmp_path / "out" / "run.json").exists()
 
 
-@pytest.mark.parametrize("verb", ["synth trajectories --servers", "synth environments --knowledge", "env check"])
+@pytest.mark.parametrize("verb", ["synth trajectories --servers", "synth environments --knowledge"])
 def test_malformed_json_is_named_by_file_and_line(tmp_path, verb):
     file = tmp_path / "bad.jsonl"
     file.write_text('{"a": \n')
-    out = [] if verb == "env check" else ["--out", tmp_path / "out"]
-    assert_user_error(astrolabe(*verb.split(), file, *out), 2, "bad.jsonl", "line 1")
+    assert_user_error(astrolabe(*verb.split(), file, "--out", tmp_path / "out"), 2, "bad.jsonl", "line 1")
+    assert_user_error(astrolabe("reward", file, "--kind", "ladder"), 2, "bad.jsonl", "line 1")
+
+
+def test_a_line_of_environments_that_is_no_json_fails_its_row_and_no_traceback_is_shown(tmp_path):
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"a": \n')
+    done = astrolabe("env", "check", file, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["reasons"] == ["schema_invalid"]
+    assert "Traceback" not in done.stderr
 
 
 def test_an_unknown_config_key_is_named_with_the_known_ones(tmp_path, card):
