@@ -59,7 +59,7 @@ _OP_CODE = {
     "sum": "    return round({a} + {b}, 6)\n",
     "difference": "    return round({a} - {b}, 6)\n",
     "product": "    return round({a} * {b}, 6)\n",
-    "percentage": "    if {b} == 0:\n        raise ToolError({zero})\n    return round(100 * {a} / {b}, 1)\n",
+    "percentage": "    if {b} == 0:\n        raise ToolError({zero})\n    return round(100 * {a} / {b}, 2)\n",
     "average": "    return round(({a} + {b}) / 2, 6)\n",
 }
 _OPERANDS = (("a", "b"), ("x", "y"), ("first", "second"), ("left", "right"))
@@ -101,62 +101,115 @@ def _safe(name: str, taken: set[str]) -> str:
     return name
 
 
-def lookup_tool(attribute: Attribute, world: World, rng: random.Random, taken: set[str]) -> BuiltTool:
-    """A tool for one attribute; its name is added to `taken`."""
-    language = world.language
-    stem, table = identifier(attribute.phrase), identifier(attribute.phrase)
-    name = _safe(rng.choice(_NAME_FORMS).format(stem), taken)
-    taken.add(name)
-    owner = _safe(identifier(attribute.owner), set())
-    names, required = {"entity": owner}, [owner]
-    properties: dict[str, Any] = {owner: {"type": "string"}}
-    signature, body = [owner], ""
-    unknown = f"unknown {attribute.owner}" if language == "en" else f"没有这个{attribute.owner}"
-    body += (
-        f"    table = data[{quote(table)}]\n    if {owner} not in table:\n        raise ToolError({quote(unknown)})\n"
-    )
-    body += f"    value = table[{owner}]\n"
-    suffix = ""
+def table_data(attribute: Attribute) -> dict[str, Any]:
+    """The attribute's table of `data`: entity -> value, figures by year as pairs (a year is a number, never a key)."""
+    if attribute.dimension is not None and attribute.dimension.parameter == "year":
+        return {entity: [[int(y), v] for y, v in value.items()] for entity, value in attribute.values.items()}
+    return attribute.values
+
+
+def parameter_names(attribute: Attribute, language: Language) -> dict[str, str]:
+    """role ("entity", a dimension, what the figure counts by, "unit") -> parameter name."""
+    names = {"entity": _safe(identifier(attribute.owner), set())}
+    if attribute.dimension is not None:
+        names[attribute.dimension.parameter] = attribute.dimension.parameter
+    if attribute.per is not None:
+        names[attribute.per] = quantity_name(attribute.per, language)
+    if attribute.per is None and attribute.unit in CONVERSIONS[language]:
+        names["unit"] = "unit"
+    return names
+
+
+def lookup_schema(attribute: Attribute, language: Language, *, unit: bool) -> dict[str, Any]:
+    """The tool's parameters; `unit` adds the optional unit where the attribute has one that converts."""
+    properties: dict[str, Any] = {}
+    required = []
+    for role, name in parameter_names(attribute, language).items():
+        if role == "unit":
+            if unit:
+                properties[name] = {"type": "string", "enum": unit_choices(attribute, language)}
+            continue
+        required.append(name)
+        if role == "entity":
+            properties[name] = {"type": "string"}
+        elif attribute.dimension is not None and role == attribute.dimension.parameter:
+            properties[name] = {"type": attribute.dimension.type}
+            if attribute.dimension.type == "string":
+                properties[name]["enum"] = [value for _, value in attribute.dimension.phrases[language]]
+        else:
+            properties[name] = {"type": "integer"}
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def unit_choices(attribute: Attribute, language: Language) -> list[str]:
+    """The attribute's unit and the smaller one, or nothing."""
+    conversion = CONVERSIONS[language].get(attribute.unit or "") if attribute.per is None else None
+    return [attribute.unit or "", conversion[0]] if conversion else []
+
+
+def lookup_code(name: str, attribute: Attribute, language: Language, *, unit: bool) -> str:
+    """Code of the tool `name` over the attribute's table."""
+    names = parameter_names(attribute, language)
+    owner, english = names["entity"], language == "en"
+    signature = [owner]
+    unknown = f"unknown {attribute.owner}" if english else f"没有这个{attribute.owner}"
+    body = f"    table = data[{quote(identifier(attribute.phrase))}]\n"
+    body += f"    if {owner} not in table:\n        raise ToolError({quote(unknown)})\n    value = table[{owner}]\n"
     dimension = attribute.dimension
     if dimension is not None:
         parameter = dimension.parameter
-        names[parameter] = parameter
-        schema: dict[str, Any] = {"type": dimension.type}
-        if dimension.type == "string":
-            schema["enum"] = [value for _, value in dimension.phrases[language]]
-        properties[parameter] = schema
-        required.append(parameter)
         signature.append(parameter)
-        key = f'"true" if {parameter} else "false"' if dimension.type == "boolean" else f"str({parameter})"
-        missing = f"no figure for this {parameter}" if language == "en" else f"没有这个{_DIMENSION_ZH[parameter]}的数据"
-        body += f"    key = {key}\n    if key not in value:\n        raise ToolError({quote(missing)})\n    value = value[key]\n"
+        missing = quote(f"no figure for this {parameter}" if english else f"没有这个{_DIMENSION_ZH[parameter]}的数据")
+        if parameter == "year":
+            body += f"    figures = [figure for known, figure in value if known == year]\n    if not figures:\n        raise ToolError({missing})\n    value = figures[0]\n"
+        else:
+            key = f'"true" if {parameter} else "false"' if dimension.type == "boolean" else parameter
+            body += f"    key = {key}\n    if key not in value:\n        raise ToolError({missing})\n    value = value[key]\n"
     if attribute.per is not None:
-        count = quantity_name(attribute.per, language)
-        names[attribute.per] = count
-        properties[count] = {"type": "integer"}
-        required.append(count)
+        count = names[attribute.per]
         signature.append(count)
-        wrong = f"{count} must be 1 to 60" if language == "en" else f"{attribute.per}数须在1到60之间"
-        body += f"    if {count} < 1 or {count} > 60:\n        raise ToolError({quote(wrong)})\n    value = round(value * {count}, 6)\n"
-        suffix = f" for some {count}" if language == "en" else f"，按{attribute.per}数"
-    conversion = CONVERSIONS[language].get(attribute.unit or "") if attribute.per is None else None
-    if conversion is not None:
-        smaller, factor = conversion
-        names["unit"] = "unit"
-        properties["unit"] = {"type": "string", "enum": [attribute.unit, smaller]}
+        wrong = quote(f"{count} must be 1 to 60" if english else f"{attribute.per}数须在1到60之间")
+        body += f"    if {count} < 1 or {count} > 60:\n        raise ToolError({wrong})\n    value = round(value * {count}, 6)\n"
+    if unit:
+        smaller, factor = CONVERSIONS[language][attribute.unit or ""]
         signature.append(f"unit={quote(attribute.unit or '')}")
         body += f"    if unit == {quote(smaller)}:\n        value = round(value * {factor}, 6)\n"
-    body += "    return value\n"
-    form = rng.choice(_DESCRIPTIONS[language])
-    description = form.format(
+    return f"def {name}({', '.join(signature)}, *, data):\n{body}    return value\n"
+
+
+def lookup_description(attribute: Attribute, language: Language, rng: random.Random) -> str:
+    """One of the description forms, with the question's phrase in it."""
+    suffix = ""
+    if attribute.per is not None:
+        count = quantity_name(attribute.per, language)
+        suffix = f" for some {count}" if language == "en" else f"，按{attribute.per}数"
+    text = rng.choice(_DESCRIPTIONS[language]).format(
         phrase=attribute.phrase,
         Phrase=attribute.phrase[:1].upper() + attribute.phrase[1:],
         owner=article(attribute.owner) if language == "en" else attribute.owner,
     )
-    description = description[:-1] + suffix + description[-1]
-    code = f"def {name}({', '.join(signature)}, *, data):\n{body}"
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return BuiltTool(EnvTool(name=name, description=description, parameters=parameters, code=code), names, table)
+    return text[:-1] + suffix + text[-1]
+
+
+def lookup_tool(attribute: Attribute, world: World, rng: random.Random, taken: set[str]) -> BuiltTool:
+    """A tool for one attribute; its name is added to `taken`."""
+    language = world.language
+    name = _safe(rng.choice(_NAME_FORMS).format(identifier(attribute.phrase)), taken)
+    taken.add(name)
+    unit = bool(unit_choices(attribute, language))
+    tool = EnvTool(
+        name=name,
+        description=lookup_description(attribute, language, rng),
+        parameters=lookup_schema(attribute, language, unit=unit),
+        code=lookup_code(name, attribute, language, unit=unit),
+    )
+    return BuiltTool(tool, parameter_names(attribute, language), identifier(attribute.phrase))
+
+
+def op_code(name: str, op: OpName, language: Language, a: str, b: str) -> str:
+    """Code of an arithmetic tool with operands `a` and `b`."""
+    zero = quote("the whole must not be zero" if language == "en" else "整体不能为零")
+    return f"def {name}({a}, {b}):\n" + _OP_CODE[op].format(a=a, b=b, zero=zero)
 
 
 def op_tool(op: OpName, language: Language, rng: random.Random, taken: set[str]) -> BuiltTool:
@@ -164,14 +217,14 @@ def op_tool(op: OpName, language: Language, rng: random.Random, taken: set[str])
     name = _safe(rng.choice(_OP_NAMES[op]), taken)
     taken.add(name)
     a, b = rng.choice(_OPERANDS if language == "en" else _OPERANDS[:2])
-    zero = quote("the whole must not be zero" if language == "en" else "整体不能为零")
-    code = f"def {name}({a}, {b}):\n" + _OP_CODE[op].format(a=a, b=b, zero=zero)
     parameters = {"type": "object", "properties": {a: {"type": "number"}, b: {"type": "number"}}, "required": [a, b]}
     description = rng.choice(_OP_DESCRIPTIONS[language][op]).format(a=a, b=b)
     if language == "en":
         description = description[:1].upper() + description[1:]
     return BuiltTool(
-        EnvTool(name=name, description=description, parameters=parameters, code=code), {"a": a, "b": b}, None
+        EnvTool(name=name, description=description, parameters=parameters, code=op_code(name, op, language, a, b)),
+        {"a": a, "b": b},
+        None,
     )
 
 

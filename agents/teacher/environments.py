@@ -12,10 +12,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agents.teacher.codegen import BuiltTool, lookup_tool, near_variant, op_tool
+from agents.teacher.codegen import BuiltTool, lookup_tool, near_variant, op_tool, table_data
 from agents.teacher.lexicon import identifier
 from agents.teacher.plans import Shape, Step, UnknownFact, lookups, sample_query, steps_of
-from agents.teacher.questions import OPS, Compare, Lookup, Op, Query, noun_phrase, render
+from agents.teacher.questions import OPS, Compare, Lookup, Op, Query, render
+from agents.teacher.sub_questions import node_question
 from agents.teacher.worlds import Attribute, Language, World, read_world
 from astrolabe.records.card import KnowledgeRow
 from astrolabe.records.environment import Distractor, Environment, EnvTool, Golden, Node
@@ -45,49 +46,6 @@ def mentions(text: str, value: Any) -> bool:
         elif re.search(rf"(?<![\w.]){re.escape(token)}(?!\w|\.\d)", text, re.IGNORECASE):
             return True
     return False
-
-
-def node_question(step: Step, world: World) -> str:
-    """The sub-question of one step; a value of an earlier step is referred to, never named."""
-    query, language = step.query, world.language
-    if isinstance(query, Lookup):
-        assert step.attribute is not None
-        if isinstance(query.subject, Lookup):
-            that = f"that {step.attribute.owner}" if language == "en" else f"那个{step.attribute.owner}"
-            query = Lookup(query.phrase, that, query.modifiers)
-        text = noun_phrase(query, language)
-        return (
-            f"What is {text}?"
-            if language == "en"
-            else f"{text}是{'多少' if step.attribute.kind == 'number' else '什么'}？"
-        )
-    if isinstance(query, Compare):
-        return (
-            f"Which of the two has the larger {query.phrase}?"
-            if language == "en"
-            else f"两者中哪个的{query.phrase}更大？"
-        )
-    first, second = ("the first number", "the second number") if language == "en" else ("第一个数", "第二个数")
-    if isinstance(query.right, int):
-        first, second = ("that number" if language == "en" else "那个数"), str(query.right)
-    forms = {
-        "en": {
-            "sum": "{} plus {}",
-            "difference": "{} minus {}",
-            "product": "{} times {}",
-            "percentage": "{} as a percentage of {}",
-            "average": "the average of {} and {}",
-        },
-        "zh": {
-            "sum": "{}加上{}等于多少",
-            "difference": "{}减去{}等于多少",
-            "product": "{}乘以{}等于多少",
-            "percentage": "{}占{}的百分比是多少",
-            "average": "{}与{}的平均值是多少",
-        },
-    }
-    text = forms[language][query.op].format(first, second)
-    return f"What is {text}?" if language == "en" else f"{text}？"
 
 
 def scenario_of(steps: list[Step]) -> str:
@@ -148,7 +106,7 @@ class Toolbox:
             tool = lookup_tool(attribute, self.world, self.rng, self.taken)
             assert tool.table is not None
             self.built[key] = tool
-            self.data[tool.table] = attribute.values
+            self.data[tool.table] = table_data(attribute)
         return self.built[key]
 
     def for_op(self, op: Any) -> BuiltTool:
@@ -220,7 +178,13 @@ def environment_for(
             built = box.for_op(step.op)
         tool = built.tool.name if built else None
         nodes.append(
-            Node(id=step.id, question=node_question(step, world), answer=step.value, parents=step.parents, tool=tool)
+            Node(
+                id=step.id,
+                question=node_question(step, world.language),
+                answer=step.value,
+                parents=step.parents,
+                tool=tool,
+            )
         )
         if built is not None:
             goldens.append(
@@ -268,8 +232,9 @@ def environment_for(
 _MISSING_ROOTS = {"en": ("my {}", "the {}", "that {}"), "zh": ("我的{}", "那个{}", "这个{}")}
 
 
-def _unanswerable(world: World, rng: random.Random, scenario: str, others: list[World]) -> Environment | None:
-    """A no_tool environment (no tool gives what is asked) or a missing_parameter one (it is not said of whom)."""
+def unanswerable_question(world: World, rng: random.Random, scenario: str) -> tuple[str, list[Attribute]] | None:
+    """A question that the returned attributes' tools cannot answer: none of them gives it (no_tool), or it is not said of
+    whom (missing_parameter; then the first attribute is the one asked for). None if the world is too small."""
     attributes = [a for a in world.attributes.values() if _varied(a)]
     if len(attributes) < 3:
         return None
@@ -277,24 +242,28 @@ def _unanswerable(world: World, rng: random.Random, scenario: str, others: list[
     if scenario == "no_tool":
         entity = rng.choice(sorted(asked.values))
         question = render(Lookup(asked.phrase, entity), world.language, rng)
-        shown = [a for a in attributes if a is not asked and asked.phrase not in a.phrase]
-    else:
-        root = rng.choice(_MISSING_ROOTS[world.language]).format(asked.owner)
-        query: Query = Lookup(asked.phrase, root)
-        if asked.kind == "number" and rng.random() < 0.3:
-            query = Op(rng.choice(("sum", "product")), query, rng.randint(3, 19))
-        question = render(query, world.language, rng)
-        shown = [asked] + [a for a in attributes if a is not asked]
-    keep = shown[:1] if scenario == "missing_parameter" else []
-    rest = [a for a in shown if a not in keep]
-    shown = keep + rng.sample(rest, min(len(rest), rng.randint(2, 4)))
+        rest = [a for a in attributes if a is not asked and asked.phrase not in a.phrase]
+        return question, rng.sample(rest, min(len(rest), rng.randint(2, 4)))
+    root = rng.choice(_MISSING_ROOTS[world.language]).format(asked.owner)
+    query: Query = Lookup(asked.phrase, root)
+    if asked.kind == "number" and rng.random() < 0.3:
+        query = Op(rng.choice(("sum", "product")), query, rng.randint(3, 19))
+    rest = [a for a in attributes if a is not asked]
+    return render(query, world.language, rng), [asked, *rng.sample(rest, min(len(rest), rng.randint(1, 3)))]
+
+
+def _unanswerable(world: World, rng: random.Random, scenario: str) -> Environment | None:
+    """A no_tool or a missing_parameter environment."""
+    drawn = unanswerable_question(world, rng, scenario)
+    if drawn is None:
+        return None
+    question, shown = drawn
     box = Toolbox(world, rng, set(), {}, {})
     for attribute in shown:
         box.for_attribute(attribute)
     if scenario == "missing_parameter" and rng.random() < 0.5:
         box.for_op(rng.choice(("sum", "product")))
     tools = [built.tool for built in box.built.values()]
-    rng.shuffle(tools)
     split = max(1, len(tools) - rng.randint(0, 2))
     return Environment(
         schema="astrolabe.environment/1",
@@ -337,12 +306,14 @@ def build_environments(
         return out
     for _ in range(count):
         scenario = rng.choice(("no_tool", "missing_parameter")) if rng.random() < unanswerable else None
-        for _ in range(12):
+        hops = draw_hops(world, rng)
+        for attempt in range(16):
             environment: Environment | None = None
+            hops = draw_hops(world, rng) if attempt > 7 else hops
             if scenario is not None:
-                environment = _unanswerable(world, rng, scenario, others or [])
+                environment = _unanswerable(world, rng, scenario)
             else:
-                query = sample_query(world, rng, hops=draw_hops(world, rng), shape=rng.choice(_SHAPES))
+                query = sample_query(world, rng, hops=hops, shape=rng.choice(_SHAPES))
                 if query is not None:
                     environment = environment_for(query, world, rng, others=others)
             if environment is not None and environment.question not in seen:

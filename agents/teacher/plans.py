@@ -33,7 +33,7 @@ def apply_op(op: OpName, a: float, b: float) -> int | float:
         return round((a + b) / 2, 6)
     if b == 0:
         raise UnknownFact("percentage of zero")
-    return round(100 * a / b, 1)
+    return round(100 * a / b, 2)
 
 
 def attribute_value(attribute: Attribute, entity: str, modifiers: tuple[tuple[str, Any], ...], world: World) -> Any:

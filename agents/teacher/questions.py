@@ -240,9 +240,9 @@ def _parse_expression(text: str, language: Language) -> Query | None:
     for op, pattern in patterns:
         match = re.fullmatch(pattern, text)
         if match:
-            left, right = (parse_noun_phrase(part, language) for part in match.groups())
-            if isinstance(left, Lookup) and isinstance(right, Lookup):
-                return Op(op, left, right)  # type: ignore[arg-type]
+            first, second = (parse_noun_phrase(part, language) for part in match.groups())
+            if isinstance(first, Lookup) and isinstance(second, Lookup):
+                return Op(op, first, second)  # type: ignore[arg-type]
             return None
     lookup = parse_noun_phrase(text, language)
     return lookup if isinstance(lookup, Lookup) else None
@@ -251,13 +251,13 @@ def _parse_expression(text: str, language: Language) -> Query | None:
 def parse(question: str, language: Language) -> Query | None:
     """The tree that a question asks for, or None if it is not of this grammar."""
     question = question.strip()
-    compare = (
+    comparison = (
         re.fullmatch(r"Which has the larger (.+?), (.+) or (.+)\?", question)
         if language == "en"
         else re.fullmatch(r"(.+)和(.+)，哪个的(.+)更大？", question)
     )
-    if compare:
-        phrase, left, right = compare.groups() if language == "en" else (compare[3], compare[1], compare[2])
+    if comparison:
+        phrase, left, right = comparison.groups() if language == "en" else comparison.group(3, 1, 2)
         return Compare(phrase, parse_noun_phrase(left, language), parse_noun_phrase(right, language))
     shell = _SHELLS[language].fullmatch(question)
     return _parse_expression(shell[1], language) if shell else None
