@@ -24,18 +24,14 @@ _FROM_TOOL = re.compile(
     re.IGNORECASE,
 )
 GIVING = frozenset(
-    "get list search find create add open start launch fetch lookup look new init initialize register read select query "
-    "retrieve generate browse discover show view describe check make build import upload pack load scan record begin "
-    "connect join return returns take run 获取 查询 搜索 创建 启动 列出".split()
+    ["get", "list", "search", "find", "create", "add", "open", "start", "launch", "fetch", "lookup", "look", "new", "init", "initialize", "register", "read", "select", "query", "retrieve", "generate", "browse", "discover", "show", "view", "describe", "check", "make", "build", "import", "upload", "pack", "load", "scan", "record", "begin", "connect", "join", "return", "returns", "take", "run", "获取", "查询", "搜索", "创建", "启动", "列出"]
 )
 READING = frozenset(
-    "get list search find fetch lookup read query retrieve browse discover show view describe check status info count "
-    "returns return latest 获取 查询 搜索 列出".split()
+    ["get", "list", "search", "find", "fetch", "lookup", "read", "query", "retrieve", "browse", "discover", "show", "view", "describe", "check", "status", "info", "count", "returns", "return", "latest", "获取", "查询", "搜索", "列出"]
 )
 _VERBS = GIVING - {"scan", "record", "query", "view", "check"}
 _COMMON = frozenset(
-    "a an the of for to in on by with and or from all as is it its this that be at into your my one new current "
-    "tool tools given using use used specific based via info information data details detail list single".split()
+    ["a", "an", "the", "of", "for", "to", "in", "on", "by", "with", "and", "or", "from", "all", "as", "is", "it", "its", "this", "that", "be", "at", "into", "your", "my", "one", "new", "current", "tool", "tools", "given", "using", "use", "used", "specific", "based", "via", "info", "information", "data", "details", "detail", "list", "single"]
 )
 
 
@@ -120,7 +116,11 @@ def statable(schema: Any, tool: FunctionSchema, depth: int = 2) -> bool:
     if kind == "object":
         members = schema.get("properties")
         needed = schema.get("required") or (list(members) if isinstance(members, dict) else [])
-        return isinstance(members, dict) and bool(members) and all(statable(members.get(n), tool, depth - 1) for n in needed)
+        return (
+            isinstance(members, dict)
+            and bool(members)
+            and all(statable(members.get(n), tool, depth - 1) for n in needed)
+        )
     return False
 
 
@@ -150,15 +150,12 @@ def yields(producer: FunctionSchema, argument: str, consumer: FunctionSchema) ->
     description = schema.get("description", "") if isinstance(schema, dict) else ""
     if names_tool(str(description), [producer.name]):
         return True
+    if opaque(argument, schema) and _nouns(argument + " " + str(description)) & nouns(producer):
+        return True
+    wanted = reference_nouns(argument, consumer)
     if not set(words(producer.name)) & GIVING and not set(words(producer.description[:40])[:1]) & GIVING:
         return False
-    wanted = reference_nouns(argument, consumer)
-    if wanted:
-        return bool(wanted & nouns(producer)) or wanted <= said_nouns(producer)
-    if opaque(argument, schema):
-        mentioned = _nouns(argument + " " + str(description))
-        return bool(mentioned & nouns(producer))
-    return False
+    return bool(wanted) and (bool(wanted & nouns(producer)) or wanted <= said_nouns(producer))
 
 
 def names_tool(text: str, names: Iterable[str]) -> str | None:
