@@ -186,25 +186,27 @@ def _planted_chains(
     tools: list[FunctionSchema], rows: list[dict[str, Any]], rng: random.Random, plant: Planter, server: str
 ) -> list[dict[str, Any]]:
     """Defective chains beside the right ones, labelled `<server>:<a>><b>`."""
-    out: list[dict[str, Any]] = []
-    good = [row for row in rows if row["dependency"] == "yes"]
     kind = plant.pick(("unknown_tool", "unobtainable_argument"))
-    if kind == "unknown_tool" and good:
-        chain = list(rng.choice(good)["tools"])
-        ghost = f"{chain[0]}_summary" if f"{chain[0]}_summary" not in {t.name for t in tools} else f"{chain[0]}_digest"
+    if kind is None or len(tools) < 2:
+        return []
+    names = [t.name for t in tools]
+    pairs = [
+        [other.name, orphan.name]
+        for orphan in tools
+        if _orphaned(orphan)
+        for other in tools
+        if other is not orphan and not any(yields(other, a, orphan) for a in required(orphan))
+    ]
+    if kind == "unobtainable_argument" and pairs:
+        chain = rng.choice(pairs)
+    else:
+        kind = "unknown_tool"
+        good = [row["tools"] for row in rows if row["dependency"] == "yes"]
+        chain = list(rng.choice(good)) if good else rng.sample(names, 2)
+        ghost = next(g for g in (f"{chain[0]}_summary", f"{chain[0]}_digest", f"{chain[0]}_2") if g not in names)
         chain.insert(rng.randrange(1, len(chain) + 1), ghost)
-        out.append({"tools": chain, "dependency": "yes", "task": "the same, with a summary between"})
-    orphans = [t for t in tools if _orphaned(t)]
-    if kind == "unobtainable_argument" and orphans:
-        last = rng.choice(orphans)
-        others = [t for t in tools if t.name != last.name and not any(yields(t, a, last) for a in required(last))]
-        if others:
-            out.append(
-                {"tools": [rng.choice(others).name, last.name], "dependency": "yes", "task": "one after the other"}
-            )
-    for row in out:
-        plant.label(str(kind), item=f"{server}:{'>'.join(row['tools'])}")
-    return out
+    plant.label(kind, item=f"{server}:{'>'.join(chain)}")
+    return [{"tools": chain, "dependency": "yes", "task": "one after the other"}]
 
 
 def _orphaned(tool: FunctionSchema) -> bool:
@@ -255,10 +257,11 @@ def task(request: dict[str, Any], rng: random.Random, plant: Planter) -> dict[st
         question = render(steps, table, speakable, language, rng, before=before)
         if parse(question, tools, language) != steps or names_tool(question, table):
             continue
-        if request["kind"] == "answer" and plant.maybe("names_tool", item="", share=0.4, detail=chain[0].name):
+        if request["kind"] == "answer":
             name = rng.choice(chain).name
-            question += f" (call `{name}`)" if language == "en" else f"（调用 `{name}`）"
-            plant.label("names_tool", item=question_item(question))
+            naming = question + (f" (call `{name}`)" if language == "en" else f"（调用 `{name}`）")
+            if plant.maybe("names_tool", item=question_item(naming), share=0.4):
+                question = naming
         return _malformed({"question": question, "chain": [t.name for t in chain]}, plant, question_item(question))
     raise CannotAnswer("no task can be written for these tools")
 
