@@ -106,6 +106,17 @@ def make_logprob_pass(
     return jax.jit(lambda params, batch: batch_logprobs(params, config, compute, batch, temperature)[0])
 
 
+def make_eval(
+    config: ModelConfig, loss: Loss, compute: Compute
+) -> Callable[[Params, PackedBatch], tuple[jax.Array, jax.Array]]:
+    """A jitted forward pass: (params, batch [rows, budget]) -> (loss sum, denominator)."""
+
+    def evaluate(params: Params, batch: PackedBatch) -> tuple[jax.Array, jax.Array]:
+        return loss(*batch_logprobs(params, config, compute, batch), batch)[:2]
+
+    return jax.jit(evaluate)
+
+
 Step = Callable[[TrainState, PackedBatch], tuple[TrainState, dict[str, jax.Array]]]
 
 

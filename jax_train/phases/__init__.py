@@ -1,0 +1,1 @@
+"""The phases of training, one per file: each has `run(config)`, which `launch.py` calls."""
