@@ -126,6 +126,14 @@ def test_an_unknown_config_key_is_named_with_the_known_ones(tmp_path, card):
     assert_user_error(done, 2, "not TOML")
 
 
+@pytest.mark.parametrize("flags", [["--config", "{config}"], ["--model.path", "x", "--sead", "3"]])
+def test_an_unknown_key_of_training_is_named_with_the_closest(tmp_path, flags):
+    config = tmp_path / "train.toml"
+    config.write_text("sead = 3\n")
+    done = astrolabe("train", "grpo", *(flag.format(config=config) for flag in flags))
+    assert_user_error(done, 2, "sead", "seed")
+
+
 def test_a_dead_server_fails_before_a_folder_is_made(tmp_path, card):
     url = f"http://127.0.0.1:{free_port()}"
     done = astrolabe("synth", "trajectories", "--servers", card, "--out", tmp_path / "out", "--model-url", url)

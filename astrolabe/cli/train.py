@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Resolve and print the c
 def _launch(phase: str, config: Path | None, dry_run: bool, rest: list[str]) -> int:
     from jax_train.launch import main
 
+    for name in ("jax_train", "serving"):  # how training goes is what one wants to see
+        logging.getLogger(name).setLevel(logging.INFO)
+    for handler in logging.getLogger().handlers:
+        handler.setLevel(logging.INFO)
     flags = ["--config", str(config)] if config is not None else []
     return main([phase, *flags, *(["--dry-run"] if dry_run else []), *rest])
 
