@@ -191,6 +191,11 @@ def lookup_description(attribute: Attribute, language: Language, rng: random.Ran
     return text[:-1] + suffix + text[-1]
 
 
+def tool_name(attribute: Attribute, rng: random.Random) -> str:
+    """One of the name forms of the attribute's tool."""
+    return _safe(rng.choice(_NAME_FORMS).format(identifier(attribute.phrase)), set())
+
+
 def lookup_tool(attribute: Attribute, world: World, rng: random.Random, taken: set[str]) -> BuiltTool:
     """A tool for one attribute; its name is added to `taken`."""
     language = world.language

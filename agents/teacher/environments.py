@@ -14,7 +14,7 @@ from typing import Any
 
 from agents.teacher.codegen import BuiltTool, lookup_tool, near_variant, op_tool, table_data
 from agents.teacher.lexicon import identifier
-from agents.teacher.plans import Shape, Step, UnknownFact, lookups, sample_query, steps_of
+from agents.teacher.plans import Shape, Step, UnknownFact, apply_op, lookups, sample_query, steps_of
 from agents.teacher.questions import OPS, Compare, Lookup, Op, Query, render
 from agents.teacher.sub_questions import node_question
 from agents.teacher.worlds import Attribute, Language, World, read_world
@@ -153,6 +153,28 @@ def _add_distractors(
     return out
 
 
+def _gives_away(step: Step, steps: list[Step], data: dict[str, Any], question: str) -> bool:
+    """Whether the arithmetic of `step` brings out another step's informative figure, one operand being any number at hand:
+    times(70, 4) says 280, and so does a rent of 70 for 4 days."""
+    a, b = step.arguments["a"], step.arguments["b"]
+    others = [
+        s.value for s in steps if s.value != step.value and isinstance(s.value, (int, float)) and informative(s.value)
+    ]
+    if not others:
+        return False
+    near = [0, 1, -a, 10 * a, -b, 10 * b, *(int(n) for n in re.findall(r"\d+", question))]
+    stored = [n for n in leaves([data, *(s.value for s in steps)]) if isinstance(n, (int, float))]
+    assert step.op is not None
+    for number in [*near, *stored]:
+        for x, y in ((number, b), (a, number)):
+            if step.op == "percentage" and y == 0:
+                continue
+            value = apply_op(step.op, x, y)
+            if any(equal(value, o) and o not in (x, y) for o in others):
+                return True
+    return False
+
+
 def _varied(attribute: Attribute) -> bool:
     """Whether the attribute's tool can give two different values."""
     return len({str(leaf) for leaf in leaves(attribute.values)}) > 1
@@ -198,6 +220,8 @@ def environment_for(
         return None
     computed = [step.value for step in steps if step.op is not None]
     if any(equal(leaf, value) for value in computed if informative(value) for leaf in leaves(box.data)):
+        return None
+    if any(_gives_away(step, steps, box.data, question) for step in steps if step.op is not None):
         return None
     if len({(golden.tool, str(sorted(golden.arguments.items()))) for golden in goldens}) < len(goldens):
         return None

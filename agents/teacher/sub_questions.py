@@ -94,7 +94,7 @@ _COMPARE = {
 }
 MOVE = {
     "en": re.compile(r"Move (\d+) of the (.+) from (.+) to (.+)\."),
-    "zh": re.compile(r"把(\d+)的(.+)从(.+)移到(.+)。"),
+    "zh": re.compile(r"将(.+)的(.+)调出(\d+)给(.+)。"),
 }
 CHANGE = {
     "en": re.compile(r"Change the (.+) of (.+) to (\S+), and say what it was before\."),
@@ -109,7 +109,7 @@ READ_AFTER = {
 def _state_question(question: str, language: Language) -> SubQuestion | None:
     move, change, read = (p[language].fullmatch(question) for p in (MOVE, CHANGE, READ_AFTER))
     if move:
-        amount, phrase, source, target = move.groups()
+        amount, phrase, source, target = move.groups() if language == "en" else move.group(3, 2, 1, 4)
         return SubQuestion("change", 0, phrase, arguments=(source, target, int(amount)))
     if change:
         phrase, entity, value = change.groups() if language == "en" else change.group(2, 1, 3)

@@ -107,8 +107,8 @@ def _places(path: Path) -> list[Place]:
 
 def gate_places(path: Path, places: list[Place], workers: int) -> Iterator[dict[str, Any]]:
     """The workers' replies, in the order of `places`."""
-    idle: SimpleQueue[_Worker] = SimpleQueue()
-    started = [_Worker() for _ in range(workers)]
+    idle: SimpleQueue[GateProcess] = SimpleQueue()
+    started = [GateProcess() for _ in range(workers)]
     for worker in started:
         idle.put(worker)
 
@@ -138,7 +138,7 @@ def _in_order(futures: Iterable[Future[Any]], ahead: int) -> Iterator[Any]:
         yield future.result()
 
 
-class _Worker:
+class GateProcess:
     """One gating process (`worker.py`), used by one thread at a time."""
 
     def __init__(self) -> None:
