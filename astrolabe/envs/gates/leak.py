@@ -2,7 +2,8 @@
 
 A golden value is looked for on token borders: numbers as numbers, Latin text between non-letters, Chinese as it stands.
 An object counts as given away only where all of its informative parts are. What the golden's own arguments already say is
-no secret of the golden.
+no secret of the golden. A call whose arguments hold the value of a later golden gives nothing away either: taking the
+difference back, `subtract(answer, -b)`, needs the answer.
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ def check_dynamic_leaks(evidence: Evidence) -> list[Finding]:
         nodes_of.setdefault(golden.tool, set()).add(golden.node)
     ancestors = {golden.node: nx.ancestors(graph, golden.node) for golden in env.goldens}
     distractors = {tool.name for tool in env.distractors}
+    descendants = {golden.node: nx.descendants(graph, golden.node) for golden in env.goldens}
     order = [golden.node for golden in evidence.oracle]
     findings: dict[tuple[str, str | None, str], Finding] = {}
     hidden = secrets(env)
@@ -156,6 +158,8 @@ def check_dynamic_leaks(evidence: Evidence) -> list[Finding]:
                 node = secret.golden.node
                 if node in known or not secret.told_by(text) or _own(run, secret):
                     continue
+                if _given(run, [s for s in hidden if s.golden.node in descendants[node]]):
+                    continue  # whoever can make this call has been past the golden already
                 reason = "distractor_hit" if tool in distractors and _gives(run, secret) else "answer_leak"
                 text_of = f"{tool}({short(run.probe.arguments)}) says {short(secret.golden.returns, 80)}"
                 findings.setdefault((reason, node, tool), Finding(reason, text_of, node, tool))
@@ -169,6 +173,12 @@ def _said(run: ProbeRun) -> str:
 def _own(run: ProbeRun, secret: Secret) -> bool:
     """Whether the call's own arguments already hold all that it gave away."""
     return secret.told_by(Text(canonical_json(run.probe.arguments)))
+
+
+def _given(run: ProbeRun, later: list[Secret]) -> bool:
+    """Whether the call's arguments hold one of these golden values."""
+    text = Text(canonical_json(run.probe.arguments))
+    return any(secret.told_by(text) for secret in later)
 
 
 def _gives(run: ProbeRun, secret: Secret) -> bool:

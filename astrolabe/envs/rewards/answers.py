@@ -58,7 +58,8 @@ _MARKER = re.compile(
     r"(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*[:：]|(?:the\s+)?(?:final\s+)?answer\s+is\s|####|(?:最终|最后的?)?答案(?:是|为)?\s*[:：]?)",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"(?<=[。！？!?])\s*|(?<=[.])\s+(?=[^a-z\d])")
+# A full stop after a single letter is an initial or an option's mark, not the end of a sentence.
+_SENTENCE_END = re.compile(r"(?<=[。！？!?])\s*|(?:(?<=\w\w\.)|(?<=[\d%)\]\"'}]\.))\s+(?=[^a-z\d])")
 
 
 def extract_answer(text: str) -> str:

@@ -145,8 +145,10 @@ class _Walk:
 
     def _call(self, name: str) -> None:
         request = self._close(name)
-        if request is None:
+        if request is None:  # it never closes: go on at the next tag
             self._fault("call_without_result")
+            following = _TAG.search(self.text, self.at)
+            self.at = following.start() if following else len(self.text)
             return
         if _TAG.search(request):
             self._fault("nested_tag")

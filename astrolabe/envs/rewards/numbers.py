@@ -211,9 +211,9 @@ def _decimals(value: Fraction) -> int | None:
 
 
 def same_value(a: Fraction, b: Fraction) -> bool:
-    """Equal to 1e-6 relative, or one is a decimal of at least three places that the other, a fraction that does not
+    """Equal to 1e-6 relative (1e-9 for a whole gold), or one is a decimal of at least three places that the other, a fraction that does not
     end, rounds to."""
-    if abs(a - b) <= abs(b) / 10**6:
+    if abs(a - b) <= abs(b) / (10**9 if b.denominator == 1 else 10**6):
         return True
     for exact, rounded in ((a, b), (b, a)):
         digits = _decimals(rounded)

@@ -113,6 +113,7 @@ def read_dates(text: str) -> list[Date]:
         for match in pattern.finditer(body):
             if any(match.start() < end and start < match.end() for start, end in taken):
                 continue
+            taken.append(match.span())
             parts = dict(zip(form, match.groups(), strict=True))
             year = int(parts["y"]) if "y" in parts else None
             month = int(parts["m"]) if "m" in parts else _MONTHS[parts["M"][:3].lower()] if "M" in parts else None
@@ -123,7 +124,6 @@ def read_dates(text: str) -> list[Date]:
                 dt.date(year or 2000, month or 1, day or 1)
             except ValueError:
                 continue
-            taken.append(match.span())
             found.append((match.start(), (year, month, day)))
     return [date for _, date in sorted(found, key=lambda item: item[0])]
 
