@@ -96,12 +96,22 @@ def test_a_missing_file_is_named_and_nothing_is_begun(tmp_path, arguments):
     assert not (tmp_path / "out" / "run.json").exists()
 
 
-@pytest.mark.parametrize("verb", ["synth trajectories --servers", "synth environments --knowledge"])
+def test_a_malformed_card_is_named_and_rejected_and_the_others_are_worked_on(tmp_path, card):
+    card.write_text('{"a": \n' + card.read_text())
+    done = astrolabe("synth", "trajectories", "--servers", card, "--out", tmp_path / "out")
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert "cards.jsonl, line 1: not JSON" in done.stderr
+    rejected = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
+    assert [row["reasons"] for row in rejected if row["item"] == "line 1"] == [["not_json"]]
+    assert astrolabe("status", tmp_path / "out").returncode == 0
+
+
+@pytest.mark.parametrize("verb", ["synth environments --knowledge {} --out {}", "reward {} --kind ladder"])
 def test_malformed_json_is_named_by_file_and_line(tmp_path, verb):
     file = tmp_path / "bad.jsonl"
     file.write_text('{"a": \n')
-    assert_user_error(astrolabe(*verb.split(), file, "--out", tmp_path / "out"), 2, "bad.jsonl", "line 1")
-    assert_user_error(astrolabe("reward", file, "--kind", "ladder"), 2, "bad.jsonl", "line 1")
+    assert_user_error(astrolabe(*verb.format(file, tmp_path / "out").split()), 2, "bad.jsonl", "line 1")
 
 
 def test_a_line_of_environments_that_is_no_json_fails_its_row_and_no_traceback_is_shown(tmp_path):

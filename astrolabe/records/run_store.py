@@ -167,10 +167,10 @@ class RunStore:
         identity = {
             "schema": SCHEMA,
             "verb": verb,
-            "config": config,
-            "seeds": {"run": seed},
-            "prompts": prompts or {},
             "inputs": inputs or {},
+            "seeds": {"run": seed},
+            "config": config,
+            "prompts": prompts or {},
         }
         if replay_from is not None and replay_from.resolve() != path.resolve():
             read_run(replay_from)  # a missing folder is told before one is made
@@ -186,7 +186,8 @@ class RunStore:
         try:
             if (path / "run.json").exists():
                 old = read_run(path)
-                unlike = differences({k: old.get(k) for k in identity}, json.loads(json.dumps(identity)))
+                new = json.loads(json.dumps(identity))  # tuples as lists, as the file has them
+                unlike = [line for key in identity for line in differences(old.get(key), new[key], key)]
                 if unlike:
                     raise RunError(
                         f"{path}: holds another run; it differs in {'; '.join(unlike[:5])}",
