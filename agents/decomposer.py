@@ -124,6 +124,8 @@ class CodeReply(Strict):
 
 
 class NeighbourRequest(_Request):
+    question: str
+    """None of the new tools may help to answer it."""
     text: str
     other_texts: list[str]
     tools: list[ToolDoc]

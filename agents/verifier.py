@@ -1,4 +1,4 @@
-"""The verifier: five judgements on a decomposition, each an agent of its own.
+"""The verifier: five judgements on a decomposition, each an agent of its own, and one on questions without an answer.
 
 A judgement lists every node once; `failing` turns a reply into the nodes that it rejects, or None if the reply does not
 cover the nodes, which counts as unjudged. Nothing defaults to a pass.
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from agents.base import Agent, Strict
 from agents.decomposer import NodeDraft
+from astrolabe.records.messages import FunctionSchema
 
 
 class TraceRequest(BaseModel):
@@ -22,6 +23,18 @@ class TraceRequest(BaseModel):
     text: str
     question: str
     nodes: list[NodeDraft]
+
+
+class AnswerableRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    language: Literal["en", "zh"]
+    question: str
+    tools: list[FunctionSchema]
+
+
+class AnswerableReply(Strict):
+    answerable: bool
+    reason: str
 
 
 class NecessityItem(Strict):
@@ -77,6 +90,9 @@ atomicity = Agent("verifier.atomicity", request=TraceRequest, reply=AtomicityRep
 serialisation = Agent("verifier.serialisation", request=TraceRequest, reply=SerialisationReply, prompt="verifier_serialisation", temperature=0.0)  # fmt: skip
 completeness = Agent("verifier.completeness", request=TraceRequest, reply=CompletenessReply, prompt="verifier_completeness", temperature=0.0)  # fmt: skip
 
+answerable = Agent("verifier.answerable", request=AnswerableRequest, reply=AnswerableReply, prompt="verifier_answerable", temperature=0.0)  # fmt: skip
+"""Asked of questions that must not be answerable, with all the tools of the finished environment."""
+
 
 @dataclass(frozen=True)
 class Judge:
@@ -125,5 +141,5 @@ JUDGES = (
     ),
 )
 
-AGENTS = tuple(judge.agent for judge in JUDGES)
+AGENTS = (*(judge.agent for judge in JUDGES), answerable)
 graph = dependency.graph

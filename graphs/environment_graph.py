@@ -19,7 +19,7 @@ from langgraph.runtime import Runtime
 from agents import decomposer, verifier
 from agents.base import Agent
 from agents.decomposer import DecomposeReply, DecomposeRequest, Kind, NeighbourRequest, NodeDraft, ToolDoc
-from agents.verifier import JUDGES, TraceRequest
+from agents.verifier import JUDGES, AnswerableRequest, TraceRequest
 from astrolabe import __version__
 from astrolabe.envs.distractors import band_distractors
 from astrolabe.records.base import Usage
@@ -222,6 +222,7 @@ async def assemble(state: EnvironmentState, runtime: Runtime[EnvironmentContext]
     others = [text for text in ctx.other_texts.get(knowledge.language, []) if text != knowledge.text]
     request = NeighbourRequest(
         language=knowledge.language,
+        question=draft.question,
         text=knowledge.text,
         other_texts=rng.sample(others, min(2, len(others))),
         tools=[ToolDoc(**tool.model_dump(exclude={"code"})) for tool in true_tools],
@@ -243,11 +244,30 @@ async def assemble(state: EnvironmentState, runtime: Runtime[EnvironmentContext]
         data.update({key: table for key, table in tables[distractor.name].items() if key not in data})
     environment = _record(state, ctx, draft, true_tools, distractors, data)
     rng.shuffle(environment.tools)
+    reasons, detail, audit, usage = await _refuse_answerable(state, ctx, environment)
     return {
+        **_step("assemble", state, reasons, detail),
         "environment": environment,
-        "usage": result.usage,
-        **_step("assemble", state),
+        "usage": result.usage + usage,
+        "audit": state.get("audit", {}) | audit,
     }
+
+
+async def _refuse_answerable(
+    state: EnvironmentState, ctx: EnvironmentContext, environment: Environment
+) -> tuple[list[str], str, dict[str, Any], Usage]:
+    """(reasons, detail, audit, usage) of the judgement that no call can answer an unanswerable question."""
+    if state["kind"] not in _EXPECT:
+        return [], "", {}, Usage()
+    request = AnswerableRequest(
+        language=environment.language,
+        question=environment.question,
+        tools=[tool.function for tool in environment.policy_tools()],
+    )
+    result = await verifier.answerable(request, ctx, seed=state["seed"], item="answerable")
+    verdict = "unjudged" if result.reply is None else "fail" if result.reply.answerable else "pass"
+    reasons = [] if verdict == "pass" else [f"answerable_{verdict}"]
+    return reasons, result.reply.reason if result.reply else result.detail, {"answerable": {verdict: 1}}, result.usage
 
 
 def _record(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import random
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,6 +176,41 @@ def lookup_code(name: str, attribute: Attribute, language: Language, *, unit: bo
         signature.append(f"unit={quote(attribute.unit or '')}")
         body += f"    if unit == {quote(smaller)}:\n        value = round(value * {factor}, 6)\n"
     return f"def {name}({', '.join(signature)}, *, data):\n{body}    return value\n"
+
+
+def _as_pattern(form: str) -> re.Pattern[str]:
+    """The regular expression of a description form, its fields as groups."""
+    text = re.escape(form)
+    for name in ("phrase", "Phrase", "owner", "a", "b"):
+        text = text.replace(rf"\{{{name}\}}", f"(?P<{name}>.+)")
+    return re.compile(text, re.IGNORECASE)
+
+
+_PHRASE_PATTERNS = {language: [_as_pattern(form) for form in forms[::-1]] for language, forms in _DESCRIPTIONS.items()}
+_OP_PATTERNS = {
+    language: [(op, _as_pattern(form)) for op, forms in ops.items() for form in forms[::-1]]
+    for language, ops in _OP_DESCRIPTIONS.items()
+}
+
+
+def phrase_of_description(description: str, language: Language) -> str | None:
+    """The phrase that a lookup tool's description is about, or None: "Finds the wing span of a plane." -> "wing span"."""
+    for pattern in sorted(_PHRASE_PATTERNS[language], key=lambda p: -len(p.pattern)):
+        match = pattern.fullmatch(description)
+        if match:
+            found = match.groupdict()
+            phrase = found.get("phrase") or found.get("Phrase") or ""
+            return phrase if found.get("phrase") else phrase[:1].lower() + phrase[1:]
+    return None
+
+
+def op_of_description(description: str, language: Language) -> OpName | None:
+    """The operation that an arithmetic tool's description is about, or None."""
+    for op, pattern in sorted(_OP_PATTERNS[language], key=lambda item: -len(item[1].pattern)):
+        match = pattern.fullmatch(description)
+        if match and all(re.fullmatch(r"[A-Za-z]+", operand) for operand in match.groupdict().values()):
+            return op  # type: ignore[return-value]
+    return None
 
 
 def lookup_description(attribute: Attribute, language: Language, rng: random.Random) -> str:

@@ -243,7 +243,8 @@ def neighbour_tools(request: dict[str, Any], rng: random.Random, plant: Planter)
     world = world_of(request)
     described = " ".join(tool["description"].lower() for tool in request["tools"])
     used = [a for a in world.attributes.values() if a.phrase.lower() in described]
-    candidates = [a for a in world.attributes.values() if a not in used]
+    question = request["question"].lower()
+    candidates = [a for a in world.attributes.values() if a not in used and a.phrase.lower() not in question]
     rng.shuffle(candidates)
     candidates = candidates[:3]
     tables = {identifier(a.phrase) for a in used}
@@ -254,7 +255,7 @@ def neighbour_tools(request: dict[str, Any], rng: random.Random, plant: Planter)
             candidates.append(variant)
     for text in request["other_texts"]:
         other = read_world(KnowledgeRow(domain="-", text=text, language=language))
-        foreign = [a for a in other.attributes.values() if a.phrase.lower() not in described]
+        foreign = [a for a in other.attributes.values() if a.phrase.lower() not in described + question]
         candidates += rng.sample(foreign, min(2, len(foreign)))
     tools: list[dict[str, Any]] = []
     names = {tool["name"] for tool in request["tools"]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,3 +146,38 @@ def state_tool_name(step: SubQuestion, phrase: str) -> str:
     """Name of the tool: what it does and to what."""
     verb = "present" if step.kind == "read" else "move" if len(step.arguments) == 3 else "change"
     return f"{verb}_{identifier(phrase)}"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A stateful question as calls to make: which tool, told by its description, and its arguments in order."""
+
+    change: SubQuestion
+
+    def calls(self, language: Language) -> list[tuple[Callable[[str], bool], list[Any]]]:
+        phrase, arguments = self.change.phrase, list(self.change.arguments)
+        if len(arguments) == 2:
+            return [
+                (
+                    lambda text: (
+                        text.startswith(f"Changes the {phrase} of " if language == "en" else "修改") and phrase in text
+                    ),
+                    arguments,
+                )
+            ]
+        moves, reads = (
+            (f"Moves some {phrase} from ", f"Present {phrase} of ")
+            if language == "en"
+            else (f"的{phrase}调给另一个", f"现在的{phrase}")
+        )
+        return [(lambda text: moves in text, arguments), (lambda text: reads in text, [arguments[1]])]
+
+
+def aim_of(change: SubQuestion | None) -> Aim | None:
+    return None if change is None else Aim(change)
+
+
+def is_state_description(description: str, language: Language) -> bool:
+    """Whether a description is of one of the tools that change or read state."""
+    marks = ("Changes the ", "Moves some ", "Present ") if language == "en" else ("修改", "调给另一个", "现在的")
+    return description.startswith(marks) if language == "en" else any(mark in description for mark in marks)

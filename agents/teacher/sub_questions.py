@@ -142,3 +142,19 @@ def read_question(question: str, language: Language) -> SubQuestion | None:
             "lookup", 1, query.phrase, None, query.modifiers, of_type=query.subject.removeprefix(reference)
         )
     return SubQuestion("lookup", 0, query.phrase, query.subject, query.modifiers)
+
+
+_MOVE_TASK = {
+    "en": re.compile(r"Move (\d+) of the (.+) from (.+) to (.+), then tell me the (.+) of (.+)\."),
+    "zh": re.compile(r"将(.+)的(.+)调出(\d+)给(.+)，再告诉我(.+)的(.+)。"),
+}
+
+
+def read_task(question: str, language: Language) -> SubQuestion | None:
+    """The change that a whole stateful question asks for first; of a move, its target is what is read after."""
+    move = _MOVE_TASK[language].fullmatch(question)
+    if move:
+        amount, phrase, source, target = move.groups()[:4] if language == "en" else move.group(3, 2, 1, 4)
+        return SubQuestion("change", 0, phrase, arguments=(source, target, int(amount)))
+    read = _state_question(question, language)
+    return read if read is not None and read.kind == "change" and len(read.arguments) == 2 else None
