@@ -1,6 +1,9 @@
 """The command as a user meets it: exit codes, one-line errors with their mend, data on stdout."""
 
+import contextlib
+import io
 import json
+import logging
 import os
 import pty
 import re
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from astrolabe.cli.main import main
 from astrolabe.records.errors import UsageError
 from astrolabe.records.run_store import RunStore
 from graphs.options import SynthOptions, load_options, parse_shard
@@ -21,11 +25,26 @@ from graphs.options import SynthOptions, load_options, parse_shard
 ASTROLABE = [sys.executable, "-m", "astrolabe.cli.main"]
 
 
-def astrolabe(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess:
+def installed(*arguments: object, timeout: float = 120) -> subprocess.CompletedProcess:
+    """The command as a process of its own."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
         [*ASTROLABE, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=environment
     )
+
+
+def astrolabe(*arguments: object) -> subprocess.CompletedProcess:
+    """The same in this process, which need not import everything anew."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([str(argument) for argument in arguments])
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+    return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
 
 
 def assert_user_error(done: subprocess.CompletedProcess, code: int, *words: str) -> None:
@@ -77,6 +96,13 @@ def test_a_wrong_flag_is_usage(arguments, words):
     assert_user_error(astrolabe(*arguments), 2, *words)
 
 
+def test_the_installed_command_prints_one_line_and_exits_with_the_code(tmp_path):
+    done = installed("synth", "trajectories", "--servers", tmp_path / "missing.jsonl", "--out", tmp_path / "out")
+    assert_user_error(done, 2, "missing.jsonl")
+    assert_user_error(installed("status", tmp_path), 1, "run.json")
+    assert_user_error(installed("nonsense"), 2, "astrolabe --help")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -107,11 +133,14 @@ def test_a_malformed_card_is_named_and_rejected_and_the_others_are_worked_on(tmp
     assert astrolabe("status", tmp_path / "out").returncode == 0
 
 
-@pytest.mark.parametrize("verb", ["synth environments --knowledge {} --out {}", "reward {} --kind ladder"])
-def test_malformed_json_is_named_by_file_and_line(tmp_path, verb):
+def test_malformed_json_is_named_by_file_and_line(tmp_path):
     file = tmp_path / "bad.jsonl"
     file.write_text('{"a": \n')
-    assert_user_error(astrolabe(*verb.format(file, tmp_path / "out").split()), 2, "bad.jsonl", "line 1")
+    assert_user_error(astrolabe("reward", file, "--kind", "ladder"), 2, "bad.jsonl", "line 1")
+    done = astrolabe("synth", "environments", "--knowledge", file, "--out", tmp_path / "out")
+    assert done.returncode == 3
+    assert "bad.jsonl, line 1: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_line_of_environments_that_is_no_json_fails_its_row_and_no_traceback_is_shown(tmp_path):
@@ -293,7 +322,7 @@ import time
 from astrolabe.progress import track
 with track("things", 40) as bar:
     for _ in range(40):
-        time.sleep(0.08)
+        time.sleep(0.06)
         bar.advance(1, "accepted 7")
 """
 
@@ -302,7 +331,7 @@ def test_progress_is_a_bar_with_rate_and_rest_on_a_terminal_and_lines_elsewhere(
     plain = subprocess.run([sys.executable, "-c", PROGRESS], capture_output=True, text=True, timeout=30)
     assert plain.stdout == ""
     assert re.search(r"things: \d+/40 · \d+\.\d/s · \d:\d\d left · accepted 7", plain.stderr)
-    main, side = pty.openpty()
+    ours, side = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRESS], stderr=side, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     )
@@ -310,9 +339,9 @@ def test_progress_is_a_bar_with_rate_and_rest_on_a_terminal_and_lines_elsewhere(
     shown = b""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        ready, _, _ = select.select([main], [], [], 0.2)
+        ready, _, _ = select.select([ours], [], [], 0.2)
         try:
-            data = os.read(main, 65536) if ready else b""
+            data = os.read(ours, 65536) if ready else b""
         except OSError:  # the other side is closed
             break
         shown += data
