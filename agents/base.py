@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import jinja2
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel, ConfigDict, ValidationError
+from typing_extensions import TypedDict
 
 from agents.context import Context
 from astrolabe.records.base import Usage
@@ -45,12 +46,17 @@ Req = TypeVar("Req", bound=BaseModel)
 Rep = TypeVar("Rep", bound=BaseModel)
 
 
-class AgentState(TypedDict, total=False):
-    """State of one call. Only `request` is needed to try an agent alone."""
+class AgentInput(TypedDict, total=False):
+    """One call. Only `request` is needed to try an agent alone."""
 
     request: dict[str, Any]
     seed: int
     item: str
+
+
+class AgentState(AgentInput, total=False):
+    """State of one call."""
+
     messages: list[dict[str, Any]]
     attempts: int
     text: str
@@ -141,7 +147,7 @@ class Agent(Generic[Req, Rep]):
 
     def build(self, context_schema: type[Context] = Context) -> Any:
         """The compiled graph over `AgentState`; Studio asks for one with a context of its own."""
-        builder = StateGraph(AgentState, context_schema=context_schema)
+        builder = StateGraph(AgentState, context_schema=context_schema, input_schema=AgentInput)
         builder.add_node("ask", self._ask)
         builder.add_node("validate", self._validate)
         builder.add_node("repair", self._repair)
@@ -157,7 +163,7 @@ class Agent(Generic[Req, Rep]):
 
     async def __call__(self, request: Req, ctx: Context, *, seed: int, item: str = "") -> AgentResult[Rep]:
         """Ask once, with repairs. Raises ServerError if the server cannot be reached; every other failure is a result."""
-        state: AgentState = {"request": request.model_dump(mode="json"), "seed": seed, "item": item}
+        state: AgentInput = {"request": request.model_dump(mode="json"), "seed": seed, "item": item}
         out = await self.graph.ainvoke(state, context=ctx)
         reply = None if out.get("reply") is None else parse_reply(out["text"], self.reply)
         return AgentResult(

@@ -7,10 +7,11 @@ the role can be tried alone. What the model wrote is kept as it wrote it, malfor
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, TypedDict
+from typing import Any
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
+from typing_extensions import TypedDict
 
 from agents.base import LANGUAGES, PROMPTS
 from agents.context import Context

@@ -23,21 +23,28 @@ _FROM_TOOL = re.compile(
     r"|\b(?:returned|obtained|generated|received|exported) (?:from|by)\b",
     re.IGNORECASE,
 )
-GIVING = frozenset(
-    ["get", "list", "search", "find", "create", "add", "open", "start", "launch", "fetch", "lookup", "look", "new", "init", "initialize", "register", "read", "select", "query", "retrieve", "generate", "browse", "discover", "show", "view", "describe", "check", "make", "build", "import", "upload", "pack", "load", "scan", "record", "begin", "connect", "join", "return", "returns", "take", "run", "获取", "查询", "搜索", "创建", "启动", "列出"]
-)
-READING = frozenset(
-    ["get", "list", "search", "find", "fetch", "lookup", "read", "query", "retrieve", "browse", "discover", "show", "view", "describe", "check", "status", "info", "count", "returns", "return", "latest", "获取", "查询", "搜索", "列出"]
-)
-_VERBS = GIVING - {"scan", "record", "query", "view", "check"}
-_COMMON = frozenset(
-    ["a", "an", "the", "of", "for", "to", "in", "on", "by", "with", "and", "or", "from", "all", "as", "is", "it", "its", "this", "that", "be", "at", "into", "your", "my", "one", "new", "current", "tool", "tools", "given", "using", "use", "used", "specific", "based", "via", "info", "information", "data", "details", "detail", "list", "single"]
-)
 
 
 def words(name: str) -> list[str]:
     """The lower-case words of an identifier: `getShotData` and `get-shot_data` -> get, shot, data."""
     return [word.lower() for word in _WORD.findall(name)]
+
+
+GIVING = frozenset(words(
+    "get list search find create add open start launch fetch lookup look new init initialize register "
+    "read select query retrieve generate browse discover show view describe check make build import "
+    "upload pack load scan record begin connect join return returns take run 获取 查询 搜索 创建 启动 列出"
+))  # fmt: skip
+READING = frozenset(words(
+    "get list search find fetch lookup read query retrieve browse discover show view describe check "
+    "status info count returns return latest 获取 查询 搜索 列出"
+))  # fmt: skip
+_VERBS = GIVING - {"scan", "record", "query", "view", "check"}
+_COMMON = frozenset(words(
+    "a an the of for to in on by with and or from all as is it its this that be at into your my one new "
+    "current tool tools given using use used specific based via info information data details detail list "
+    "single"
+))  # fmt: skip
 
 
 def stem(word: str) -> str:

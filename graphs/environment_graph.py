@@ -11,10 +11,11 @@ import asyncio
 import operator
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
+from typing_extensions import TypedDict
 
 from agents import decomposer, verifier
 from agents.base import Agent
