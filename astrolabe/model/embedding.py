@@ -33,9 +33,8 @@ def model_folder() -> Path:
 
 
 @cache
-def _load() -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """(tokenizer, weights, config)."""
-    import jax.numpy as jnp
+def _load() -> tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """(tokenizer, weights outside the layers, weights of the layers stacked on a leading axis, config)."""
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer
 
@@ -43,62 +42,67 @@ def _load() -> tuple[Any, dict[str, Any], dict[str, Any]]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(MAX_TOKENS)
-    weights = {name: jnp.asarray(array) for name, array in load_file(folder / "model.safetensors").items()}
-    return tokenizer, weights, json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    first = "encoder.layer.0."
+    stacked = {
+        name.removeprefix(first): np.stack(
+            [weights[name.replace(first, f"encoder.layer.{i}.")] for i in range(config["num_hidden_layers"])]
+        )
+        for name in weights
+        if name.startswith(first)
+    }
+    return tokenizer, {n: w for n, w in weights.items() if not n.startswith("encoder.")}, stacked, config
 
 
-def _encode(weights: dict[str, Any], ids_bt: Any, mask_bt: Any, *, layers: int, heads: int, eps: float) -> Any:
+def _encode(
+    outer: dict[str, Any], stacked: dict[str, Any], ids_bt: Any, mask_bt: Any, *, heads: int, eps: float
+) -> Any:
     """Unit embeddings [B, 384] f32 of token ids [B, T] (int32) under a mask [B, T] (1 where a token stands)."""
     import jax
     import jax.numpy as jnp
 
-    def dense(x: Any, name: str) -> Any:
+    def dense(weights: dict[str, Any], x: Any, name: str) -> Any:
         return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 
-    def norm(x: Any, name: str) -> Any:
+    def norm(weights: dict[str, Any], x: Any, name: str) -> Any:
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + eps)
         return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
-    batch, time = ids_bt.shape
-    x_btd = weights["embeddings.word_embeddings.weight"][ids_bt]
-    x_btd += (
-        weights["embeddings.position_embeddings.weight"][:time] + weights["embeddings.token_type_embeddings.weight"][0]
-    )
-    x_btd = norm(x_btd, "embeddings.LayerNorm")
-    bias = jnp.where(mask_bt[:, None, None, :] > 0, 0.0, -1e9)
-    for layer in range(layers):
-        name = f"encoder.layer.{layer}"
+    def layer(x_btd: Any, w: dict[str, Any]) -> tuple[Any, None]:
         q, k, v = (
-            dense(x_btd, f"{name}.attention.self.{part}").reshape(batch, time, heads, -1) for part in ("query", "key", "value")
-        )  # fmt: skip
+            dense(w, x_btd, f"attention.self.{part}").reshape(batch, time, heads, -1)
+            for part in ("query", "key", "value")
+        )
         scores = jnp.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5 + bias
         mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores, axis=-1), v).reshape(x_btd.shape)
-        x_btd = norm(dense(mixed, f"{name}.attention.output.dense") + x_btd, f"{name}.attention.output.LayerNorm")
-        inner = jax.nn.gelu(dense(x_btd, f"{name}.intermediate.dense"), approximate=False)
-        x_btd = norm(dense(inner, f"{name}.output.dense") + x_btd, f"{name}.output.LayerNorm")
+        x_btd = norm(w, dense(w, mixed, "attention.output.dense") + x_btd, "attention.output.LayerNorm")
+        inner = jax.nn.gelu(dense(w, x_btd, "intermediate.dense"), approximate=False)
+        return norm(w, dense(w, inner, "output.dense") + x_btd, "output.LayerNorm"), None
+
+    batch, time = ids_bt.shape
+    bias = jnp.where(mask_bt[:, None, None, :] > 0, 0.0, -1e9)
+    x_btd = outer["embeddings.word_embeddings.weight"][ids_bt] + outer["embeddings.position_embeddings.weight"][:time]
+    x_btd = norm(outer, x_btd + outer["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+    x_btd, _ = jax.lax.scan(layer, x_btd, stacked)
     pooled = (x_btd * mask_bt[..., None]).sum(1) / mask_bt.sum(1, keepdims=True)
     return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
 
 
 @cache
-def _compiled() -> Any:
+def _encoder() -> Any:
+    """The compiled encoder over the loaded weights: (ids, mask) -> embeddings."""
     import jax
 
-    _, _, config = _load()
-    return jax.jit(
-        partial(
-            _encode,
-            layers=config["num_hidden_layers"],
-            heads=config["num_attention_heads"],
-            eps=config["layer_norm_eps"],
-        )
-    )
+    _, outer, stacked, config = _load()
+    run = jax.jit(partial(_encode, heads=config["num_attention_heads"], eps=config["layer_norm_eps"]))
+    return partial(run, jax.device_put(outer), jax.device_put(stacked))
 
 
 def embed(texts: Sequence[str]) -> np.ndarray:
     """Unit embeddings [N, 384] f32. EmbeddingUnavailable where the package or JAX is missing."""
-    tokenizer, weights, _ = _load()
+    tokenizer = _load()[0]
     encoded = [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=True)]
     out = np.zeros((len(texts), DIMENSION), np.float32)
     by_length = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
@@ -111,5 +115,5 @@ def embed(texts: Sequence[str]) -> np.ndarray:
         for row, i in enumerate(rows):
             ids[row, : len(encoded[i])] = encoded[i]
             mask[row, : len(encoded[i])] = 1
-        out[rows] = np.asarray(_compiled()(weights, ids, mask))[: len(rows)]
+        out[rows] = np.asarray(_encoder()(ids, mask))[: len(rows)]
     return out
