@@ -18,7 +18,7 @@ import pytest
 
 from astrolabe.envs.sandbox import LEVELS, Execution, Sandbox, SandboxReport, sandbox_level
 from astrolabe.envs.sandbox_reply import read_lines
-from astrolabe.envs.sandbox_zygote_client import JobReply
+from astrolabe.envs.sandbox_zygote_client import JobReply, ZygoteClient, ZygoteKey, has_bubblewrap
 from astrolabe.envs.seccomp import program
 from astrolabe.envs.static_rules import check_code
 from astrolabe.records.errors import UsageError
@@ -406,3 +406,26 @@ def _session_members(session: int) -> list[int]:
             if int(fields[3]) == session and fields[0] != "Z":
                 members.append(int(entry.name))
     return members
+
+
+@pytest.mark.skipif(not has_bubblewrap(), reason="bubblewrap is not installed")
+def test_bubblewrap_gives_the_same_walls() -> None:
+    zygote = ZygoteClient(ZygoteKey(), ("seccomp", "landlock", "namespaces"), bubblewrap=True)
+    try:
+        assert zygote.report["namespaces"]
+        assert zygote.report["seccomp"]
+        code = CLIMB + "def tool():\n    return g['listdir']('/etc')\n"
+        job = {"code": code, "function": "tool", "calls": [{}], "states": [None], "chain": False, "data": "null"}
+        limits = {
+            "calls": 1,
+            "cpu_s": 2,
+            "wall_s": 20,
+            "memory_bytes": 1 << 28,
+            "line_bytes": 9999,
+            "total_bytes": 9999,
+        }
+        reply = zygote.submit(json.dumps(job).encode(), limits)
+        assert reply.ending == "done"
+        assert json.loads(reply.lines[0])["status"] == "error"
+    finally:
+        zygote.close()
