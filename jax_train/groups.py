@@ -100,7 +100,9 @@ class Row:
 
     @classmethod
     def of(cls, branch: Branch) -> Row:
-        return cls(branch.tokens, branch.mask, branch.logprobs, branch.versions)
+        """Up to the last sampled token: what follows it trains nothing, and need not fit the context."""
+        end = max((i for i, m in enumerate(branch.mask, 1) if m), default=0)
+        return cls(branch.tokens[:end], branch.mask[:end], branch.logprobs[:end], branch.versions[:end])
 
     def to_json(self) -> dict[str, Any]:
         sampled = [i for i, m in enumerate(self.mask) if m]

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
 import numpy as np
 import pytest
+from grpo_fakes import BUDGET, grpo_learner, shown_policy, tiny_renderer, two_tool_environment
 
+from astrolabe.envs.sandbox import Sandbox
 from astrolabe.records.errors import RunError
+from astrolabe.records.run_store import RunStore
+from graphs.solver import Budgets
+from graphs.token_policy import TokenPolicy
 from jax_train.agreement import MismatchGate, agreement
+from jax_train.filler import FillerConfig
+from jax_train.groups import Group, Member, RolloutConfig, Row, sandboxed
+from jax_train.phases.grpo import GrpoLoop, GrpoSettings, samples_of
+from serving.engine.engine import Engine
+from serving.sync import InProcessSync
+from serving.tokens import Sampling
 
 
 def sampled_logprobs(temperature: float = 1.0, top_p: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -44,3 +60,112 @@ def test_f38_a_log_prob_that_is_no_number_ends_the_run_and_masked_ones_do_not_co
     assert agreement(trainer, engine, [0, 0]).tokens == 0
     with pytest.raises(RunError):
         MismatchGate().check(agreement(trainer, engine, [1, 1]))
+
+
+def member(reward: float, *rows: Row) -> Member:
+    return Member(reward=reward, accuracy=reward, rows=list(rows), calls=1, errors=0, turns=1, status="finished")
+
+
+def test_a_batch_trains_each_branch_with_its_rollouts_advantage_and_nothing_that_was_not_sampled():
+    row = Row([5, 6, 7], [0, 1, 1], [float("nan"), -0.1, -0.2], [-1, 3, 4])
+    group = Group(id="g", environment="e", members=[member(1.0, row, row), member(0.0, row), member(0.5)])
+    samples, versions = samples_of([group])
+    assert [sample.item for sample in samples] == ["g/0", "g/0", "g/1"]
+    assert samples[0].advantage == samples[1].advantage == -samples[2].advantage > 0
+    assert versions[0].tolist() == [-1, 3, 4]
+    assert samples[0].mask.tolist() == [0, 1, 1]
+
+
+class Folder:
+    """Checkpoints of a learner kept as copies in memory, with `extra` through JSON."""
+
+    def __init__(self, learner: Any) -> None:
+        self.learner, self.saved = learner, None
+
+    def save(self, step: int, extra: dict) -> None:
+        self.saved = (step, json.dumps(extra), jax.tree.map(np.asarray, self.learner.trainer.state))
+
+    def restore(self):
+        if self.saved is None:
+            return None
+        step, extra, state = self.saved
+        self.learner.trainer.state = jax.tree.map(jax.numpy.asarray, state)
+        return step, json.loads(extra)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    renderer = tiny_renderer()
+    return renderer, *shown_policy(renderer)
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    box = Sandbox(workers=2)
+    yield box
+    box.close()
+
+
+async def train(policy, sandbox, folder: Path, *, steps: int, until: int | None = None, saved: Any = None):
+    """A run of the real loop; (learner, checkpoints, loop, rows of metrics)."""
+    renderer, config, params = policy
+    learner = grpo_learner(config, params)
+    checkpoints = Folder(learner)
+    checkpoints.saved = saved
+    rollout = RolloutConfig(n=6, budgets=Budgets(max_turns=3, max_tokens=90, max_context=BUDGET), attempts=1)
+    settings = GrpoSettings(
+        steps=steps,
+        filler=FillerConfig(target=2),
+        rollout=rollout,
+        gate=MismatchGate(warn=1e-4, stop=1e-3),
+        checkpoint_every=1,
+    )
+    with (
+        Engine((config, params), renderer, slots=8, max_len=BUDGET) as engine,
+        RunStore.open(folder, verb="train grpo", config={}, seed=0, files=("rollouts",)) as store,
+    ):
+        loop = GrpoLoop(
+            settings,
+            [two_tool_environment(i) for i in range(3)],
+            learner=learner,
+            policy=TokenPolicy(engine.client(), renderer, sampling=Sampling(max_new_tokens=40)),
+            opener=sandboxed(sandbox, rollout.budgets),
+            sync=InProcessSync(engine),
+            checkpoints=checkpoints,
+            store=store,
+            seed=4,
+        )
+        await loop.run(until=until, progress=False)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return learner, checkpoints, loop, rows
+
+
+@pytest.mark.slow
+async def test_reward_rises_and_engine_and_trainer_agree(policy, sandbox, tmp_path):
+    _, _, loop, rows = await train(policy, sandbox, tmp_path / "run", steps=8)
+    rewards = [row["reward"] for row in rows]
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2, rewards
+    assert max(row["mismatch_max"] for row in rows) < 1e-3
+    assert all(row["staleness_max"] <= 1 for row in rows)
+    assert all(row["trained_rollouts"] == 12 for row in rows)
+    assert loop.filler.balance() == 0
+    stored = (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()
+    assert len(stored) == sum(row["rollouts"] for row in rows)
+
+
+def repeatable(row: dict) -> dict:
+    """Without what clocks say, and the last bits of the engine's log-probs."""
+    return {k: v for k, v in row.items() if not k.endswith("_s") and "per_s" not in k and not k.startswith("mismatch_")}
+
+
+@pytest.mark.slow
+async def test_f47_a_killed_run_goes_on_to_the_same_tokens_losses_and_weights(policy, sandbox, tmp_path):
+    whole, _, loop, rows = await train(policy, sandbox, tmp_path / "whole", steps=4)
+    _, checkpoints, _, _ = await train(policy, sandbox, tmp_path / "parts", steps=4, until=2)
+    resumed, _, again, pieces = await train(policy, sandbox, tmp_path / "parts", steps=4, saved=checkpoints.saved)
+    assert again.consumed == loop.consumed
+    assert [repeatable(row) for row in pieces] == [repeatable(row) for row in rows]
+    for one, two in zip(jax.tree.leaves(whole.trainer.state), jax.tree.leaves(resumed.trainer.state), strict=True):
+        assert (np.asarray(one) == np.asarray(two)).all()
+    for name in ("rollouts.jsonl", "rejected.jsonl"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()

@@ -16,8 +16,8 @@ from astrolabe.records.run_store import RunStore
 from astrolabe.records.token_store import TokenStore
 from astrolabe.records.trajectory import Trajectory
 from graphs.solver import Budgets, PolicyFailure
-from graphs.token_policy import TokenPolicy
-from jax_train.groups import Group, RolloutConfig, roll, roll_group, sandboxed
+from graphs.token_policy import Branch, TokenPolicy
+from jax_train.groups import Group, RolloutConfig, Row, roll, roll_group, sandboxed
 from jax_train.rollout import load_environments, roll_into, rollout_file
 from serving.tokens import Sampling
 
@@ -210,6 +210,14 @@ async def test_a_group_survives_json_exactly(sandbox, renderer):
     row, same = group.members[0].rows[0], again.members[0].rows[0]
     assert [math.isnan(x) for x in row.logprobs] == [math.isnan(x) for x in same.logprobs]
     assert row.versions == same.versions
+
+
+def test_e45_a_row_ends_with_its_last_sampled_token_so_that_it_fits_the_context():
+    branch = Branch(
+        tokens=[1, 2, 3, 4], mask=[0, 1, 0, 0], logprobs=[math.nan, -0.1, math.nan, math.nan], versions=[-1, 0, -1, -1]
+    )
+    assert (Row.of(branch).tokens, Row.of(branch).mask, Row.of(branch).versions) == ([1, 2], [0, 1], [-1, 0])
+    assert Row.of(Branch(tokens=[1], mask=[0], logprobs=[math.nan], versions=[-1])).tokens == []
 
 
 def test_bad_files_and_dead_servers_are_errors_with_a_mend(tmp_path):

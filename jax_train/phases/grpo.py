@@ -4,35 +4,53 @@
     into the engine -> rollouts of the step stored -> checkpoint (state, filler, positions, version, consumed ids)
 
 Synchronous by default: a run that is killed and started again goes through the same tokens, losses and weights as one
-that was not. Sampling is at temperature 1 over the whole distribution: there is no setting for it, since the log-probs
+that was not. What differs between runs is the last bits of the engine's log-probs, which depend on what it batched
+together; so where they are within `NOISE` of the trainer's, the trainer's are taken. Sampling is at temperature 1 over the whole distribution: there is no setting for it, since the log-probs
 of anything else are not those of the policy that is trained.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from astrolabe.envs.sandbox import Sandbox
+from astrolabe.model.safetensors_io import save_params
 from astrolabe.progress import track
 from astrolabe.records.environment import Environment
-from astrolabe.records.ids import seed_for
+from astrolabe.records.errors import UsageError
+from astrolabe.records.ids import content_hash, seed_for
 from astrolabe.records.run_store import RunStore
-from graphs.solver import Policy
+from graphs.solver import Budgets, Policy
+from graphs.token_policy import TokenPolicy
 from jax_train.advantages import group_advantages
 from jax_train.agreement import Agreement, MismatchGate, agreement
+from jax_train.checkpoint import Checkpoints
+from jax_train.config import GrpoConfig
 from jax_train.filler import Filler, FillerConfig
-from jax_train.groups import Group, Opener, Rollout, RolloutConfig, roll_group
+from jax_train.groups import Group, Opener, Rollout, RolloutConfig, roll_group, sandboxed
+from jax_train.learner import PackedLearner
+from jax_train.losses.grpo import GrpoHyper, grpo_loss
 from jax_train.packing import Sample
-from jax_train.rollout import group_outcome
+from jax_train.rollout import group_outcome, load_environments
 from jax_train.scheduler import Scheduler, Slot
-from serving.sync import WeightSync
+from jax_train.trainer import Trainer, identity, model_fingerprint
+from serving.engine.engine import Engine
+from serving.render import Renderer, check_template
+from serving.sync import DiskSync, InProcessSync, WeightSync
+from serving.tokens import HttpTokenClient, Sampling, TokenClient
 
 log = logging.getLogger(__name__)
+NOISE = 1e-3
+"""Nats within which the engine's and the trainer's log-prob of a token are the same number, up to rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +70,30 @@ class GrpoSettings:
     """Whether the run keeps every rollout with its tokens."""
 
 
+def settings_of(config: GrpoConfig) -> GrpoSettings:
+    """The loop's part of a configuration."""
+    r, f = config.rollout, config.filler
+    budgets = Budgets(
+        max_turns=r.max_turns,
+        max_calls=r.max_calls,
+        max_tokens=r.max_tokens,
+        max_context=min(config.batch.budget, config.engine.max_len),
+        wall_s=r.wall_s,
+    )
+    return GrpoSettings(
+        steps=config.steps,
+        filler=FillerConfig(**f.model_dump()),
+        rollout=RolloutConfig(n=r.n, budgets=budgets, reward=r.reward, attempts=r.attempts, system=r.system),
+        gate=MismatchGate(warn=config.mismatch_warn, stop=config.mismatch_stop),
+        normalise_std=config.normalise_std,
+        leave_one_out=config.leave_one_out,
+        synchronous=config.synchronous,
+        max_in_flight=r.max_in_flight,
+        checkpoint_every=config.checkpoint.every,
+        store_rollouts=config.store_rollouts,
+    )
+
+
 class Learner(Protocol):
     """The trainer's side: state, packed step and log-prob pass (`learner.py`)."""
 
@@ -62,13 +104,14 @@ class Learner(Protocol):
         """The trainer's log-probs of the trained tokens of each sample [n]; 0 where mask is 0."""
         ...
 
-    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """One optimizer step; its metrics."""
         ...
 
 
-class Checkpoints(Protocol):
-    """Where the state of a run is kept: the learner's with `extra` (plain JSON), whole or not at all."""
+class Checkpointing(Protocol):
+    """Where the state of a run is kept: the learner's with `extra` (plain JSON), whole or not at all
+    (`checkpoint.Checkpoints`)."""
 
     def restore(self) -> tuple[int, dict[str, Any]] | None:
         """(step, extra) of the newest checkpoint, with the learner's state put back; None where there is none."""
@@ -115,7 +158,7 @@ class GrpoLoop:
         policy: Policy,
         opener: Opener,
         sync: WeightSync,
-        checkpoints: Checkpoints,
+        checkpoints: Checkpointing,
         store: RunStore,
         seed: int,
     ) -> None:
@@ -160,6 +203,8 @@ class GrpoLoop:
             self.filler.load_state_dict(extra["filler"], Group.from_json)
             self.scheduler.load_state_dict(extra["scheduler"])
             log.info("continuing after step %d", self.version)
+        # What a killed run committed after its last checkpoint comes again.
+        self.store.rewind(f"step-{self.version}" if found is not None else None)
         await self.sync.push(self.learner.params, self.version)
 
     async def _roll(self, slot: Slot) -> Group:
@@ -175,29 +220,23 @@ class GrpoLoop:
         started = time.monotonic()
         batch = await self.scheduler.fill(self.version)
         filled = time.monotonic()
-        samples, versions = samples_of(
-            batch, normalise_std=self.settings.normalise_std, leave_one_out=self.settings.leave_one_out
-        )
-        found = self._agreement(samples, versions)
-        report = self.learner.update(samples)
+        if not self.settings.synchronous:
+            self.scheduler.dispatch(self.filler.wanted())  # the next batch is sampled while this one is trained on
+        samples, versions, report = await asyncio.to_thread(self._train, batch)
         trained = time.monotonic()
         stale = self.version - np.concatenate([v[v >= 0] for v in versions])
+        self.consumed += [group.id for group in batch]
+        self.version += 1
+        await self.sync.push(self.learner.params, self.version)
         row: dict[str, Any] = {
             "phase": "grpo",
             "step": self.version,
             **self._episode_metrics(),
             **self._filler_metrics(),
             **report,
-            **found.metrics(),
             "staleness_mean": float(stale.mean()),
             "staleness_max": int(stale.max()),
-            "trained_tokens": int(stale.size),
             "trained_rollouts": len({sample.item for sample in samples}),
-        }
-        self.consumed += [group.id for group in batch]
-        self.version += 1
-        await self.sync.push(self.learner.params, self.version)
-        row |= {
             "rollout_s": round(filled - started, 3),
             "train_s": round(trained - filled, 3),
             "sync_s": round(time.monotonic() - trained, 3),
@@ -207,13 +246,30 @@ class GrpoLoop:
             self.checkpoints.save(self.version, self.state_dict())
         return row
 
-    def _agreement(self, samples: Sequence[Sample], versions: Sequence[np.ndarray]) -> Agreement:
-        """Engine against trainer on the tokens that the present weights sampled."""
-        trainer = np.concatenate(self.learner.logprobs(samples))
-        engine = np.concatenate([np.asarray(sample.logprobs) for sample in samples])
-        found = agreement(trainer, engine, np.concatenate(versions) == self.version)
+    def _train(self, batch: Sequence[Group]) -> tuple[list[Sample], list[np.ndarray], dict[str, Any]]:
+        """The update on a batch: its samples, their versions, and the metrics."""
+        # Fresh groups that wait for the next batch are compared now, while the weights that sampled them are here.
+        found = self._anchor([group for group in [*batch, *self.filler.buffer] if group.oldest_version == self.version])
+        samples, versions = samples_of(
+            batch, normalise_std=self.settings.normalise_std, leave_one_out=self.settings.leave_one_out
+        )
+        return samples, versions, {**self.learner.update(samples), **found.metrics()}
+
+    def _anchor(self, fresh: Sequence[Group]) -> Agreement:
+        """Engine against trainer on groups that the present weights sampled whole; RunError where they disagree. Within
+        `NOISE` the trainer's log-probs take the place of the engine's."""
+        samples, _ = samples_of(fresh)
+        if not samples:
+            return agreement([], [], [])
+        rows = [row for group in fresh for member in group.members for row in member.rows]
+        ours = self.learner.logprobs(samples)
+        theirs = [np.asarray(row.logprobs, np.float32) for row in rows]
+        masks = [np.asarray(row.mask) for row in rows]
+        found = agreement(np.concatenate(ours), np.concatenate(theirs), np.concatenate(masks))
         if self.settings.gate.check(found):
             log.warning("step %d: engine and trainer differ by KL %.3g nats per token", self.version, found.kl)
+        for row, trainer, engine in zip(rows, ours, theirs, strict=True):
+            row.logprobs[:] = np.where(np.abs(trainer - engine) < NOISE, trainer, engine).tolist()
         return found
 
     def _episode_metrics(self) -> dict[str, Any]:
@@ -252,11 +308,8 @@ class GrpoLoop:
         }
 
     def _store(self, row: dict[str, Any]) -> None:
-        """Commit the step: what landed, and its metrics. A step that a killed run had committed is not doubled."""
+        """Commit the step: what landed, and its metrics."""
         landed, self._new = self._new, []
-        item = f"step-{row['step']}"
-        if self.store.is_done(item):
-            return
         rows: dict[str, list[dict[str, Any]]] = {"rollouts": []}
         rejected, funnel, timings = [], [], []
         for slot, _, _, rollouts in landed:
@@ -266,7 +319,9 @@ class GrpoLoop:
             timings += outcome.timings
             if self.settings.store_rollouts and outcome.at_commit is not None:
                 rows["rollouts"] += outcome.at_commit(self.store)["rollouts"]
-        self.store.commit(item, rows=rows, rejected=rejected, funnel=funnel, timings=timings, metrics=[row])
+        self.store.commit(
+            f"step-{row['step']}", rows=rows, rejected=rejected, funnel=funnel, timings=timings, metrics=[row]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """All that a checkpoint holds beside the learner's state, as plain JSON."""
@@ -275,3 +330,98 @@ class GrpoLoop:
             "filler": self.filler.state_dict(),
             "scheduler": self.scheduler.state_dict(),
         }
+
+
+def read_environments(paths: Sequence[Path]) -> list[Environment]:
+    """Environments of files and of run folders. UsageError where two are the same."""
+    found = [e for path in paths for e in load_environments(path / "environments.jsonl" if path.is_dir() else path)]
+    if len({environment.id for environment in found}) < len(found):
+        raise UsageError("an environment is in two files of `environments`", "leave one of them out")
+    return found
+
+
+def run(config: GrpoConfig) -> dict[str, Any]:
+    """Train, or continue, the run of `config.out`; a summary. The model goes to `out/model`."""
+    environments = read_environments(config.environments)
+    renderer = Renderer.from_folder(config.model.path)
+    check_template(renderer)
+    prints = {
+        "environments": content_hash([environment.id for environment in environments]),
+        "model": model_fingerprint(config.model.path),
+    }
+    hyper = GrpoHyper(**config.loss.model_dump())
+    settings = settings_of(config)
+    with ExitStack() as stack:
+        store = stack.enter_context(
+            RunStore.open(
+                config.out,
+                verb="train grpo",
+                config=identity(config),
+                seed=config.seed,
+                inputs=prints,
+                files=("rollouts",),
+            )
+        )
+        trainer = Trainer.build(config, grpo_loss(hyper), config.steps)
+        learner = PackedLearner(
+            trainer,
+            rows=config.batch.rows,
+            budget=config.batch.budget,
+            micro_batches=config.batch.micro_batches,
+            segments=hyper.max_segments,
+            keep_reference=hyper.kl_beta > 0,
+        )
+        checkpoints = Checkpoints(
+            config.out / "checkpoints", trainer, fingerprint=prints["environments"], keep=config.checkpoint.keep
+        )
+        stack.callback(checkpoints.close)
+        client, sync = _server(config, trainer, renderer, stack)
+        sandbox = Sandbox()
+        stack.callback(sandbox.close)
+        loop = GrpoLoop(
+            settings,
+            environments,
+            learner=learner,
+            policy=TokenPolicy(
+                client, renderer, sampling=Sampling(max_new_tokens=config.rollout.max_tokens), model="policy"
+            ),
+            opener=sandboxed(sandbox, settings.rollout.budgets),
+            sync=sync,
+            checkpoints=checkpoints,
+            store=store,
+            seed=config.seed,
+        )
+        asyncio.run(loop.run())
+        model = trainer.export(config.out / "model")
+        store.finish()
+        return {
+            "phase": "grpo",
+            "steps": loop.version,
+            "skipped": int(trainer.state.skipped),
+            "dispatched": loop.filler.ledger.dispatched,
+            "trained": loop.filler.ledger.trained,
+            "dropped": dict(loop.filler.ledger.dropped),
+            "model": str(model),
+        }
+
+
+def _server(
+    config: GrpoConfig, trainer: Trainer, renderer: Renderer, stack: ExitStack
+) -> tuple[TokenClient, WeightSync]:
+    """Who samples: the embedded engine, or a server that reads the weights from `out/weights`."""
+    if config.engine.base_url is None:
+        engine = Engine(
+            (trainer.model, trainer.state.params),
+            renderer,
+            slots=config.engine.slots,
+            max_len=config.engine.max_len,
+            seed=config.seed,
+        )
+        stack.callback(engine.close)
+        return engine.client(), InProcessSync(engine)
+    client = HttpTokenClient(config.engine.base_url)
+
+    def save(params: Any, folder: Path) -> None:
+        save_params(params, trainer.model, folder, tokenizer_dir=trainer.tokenizer_dir)
+
+    return client, DiskSync(client, config.out / "weights", save)
