@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from astrolabe.records.base import Usage
 from astrolabe.records.card import KnowledgeRow, read_knowledge
@@ -84,7 +85,13 @@ def read_samples(knowledge: Path | None, samples: int = SAMPLES) -> list[Item[Kn
 async def _work(item: Item[KnowledgeSample], ctx: EnvironmentContext) -> Outcome:
     sample = item.value
     if sample.row is None:
-        bad = {"item": item.key, "stage": "collect", "reasons": ["not_knowledge"], "detail": sample.error, "row": {}}
+        bad: dict[str, Any] = {
+            "item": item.key,
+            "stage": "collect",
+            "reasons": ["not_knowledge"],
+            "detail": sample.error,
+            "row": {},
+        }
         return Outcome(rejected=[bad], funnel=[("collect", 1, 0, {"not_knowledge": 1})])
     start = {"row": sample.row.to_json(), "key": item.key, "variation": sample.variation}
     state = await graph.ainvoke(start, context=ctx)

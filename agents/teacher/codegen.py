@@ -195,6 +195,9 @@ _OP_PATTERNS = {
 
 def phrase_of_description(description: str, language: Language) -> str | None:
     """The phrase that a lookup tool's description is about, or None: "Finds the wing span of a plane." -> "wing span"."""
+    description = re.sub(
+        r" for some [a-z]+\.$" if language == "en" else r"，按[\u4e00-\u9fff]+数。$", description[-1:], description
+    )
     for pattern in sorted(_PHRASE_PATTERNS[language], key=lambda p: -len(p.pattern)):
         match = pattern.fullmatch(description)
         if match:

@@ -70,8 +70,10 @@ def _move(world: World, attribute: Attribute, rng: random.Random) -> StatefulTas
 
 def _change(world: World, attribute: Attribute, rng: random.Random) -> StatefulTask:
     entity, other = rng.sample(sorted(attribute.values), 2)
-    new = code(rng)
-    if attribute.kind == "date":
+    new: Any = code(rng)
+    if attribute.kind == "number":
+        new = next(n for n in iter(lambda: rng.randint(12, 989), None) if n not in attribute.values.values())
+    elif attribute.kind == "date":
         new = f"{rng.randint(2028, 2031)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
     table, phrase = identifier(attribute.phrase), attribute.phrase
     if world.language == "en":
@@ -83,14 +85,18 @@ def _change(world: World, attribute: Attribute, rng: random.Random) -> StatefulT
         "must": [{"path": f"$[{table!r}][{entity!r}]", "equals": new}],
         "must_not": [{"path": f"$[{table!r}][{other!r}]", "equals": new}],
     }
-    kind = "date" if attribute.kind == "date" else "span"
-    return StatefulTask(question, old, kind, [(question, old, [])], {table: attribute.values}, goal)
+    kind = {"date": "date", "number": "number"}.get(attribute.kind, "span")
+    return StatefulTask(question, str(old), kind, [(question, old, [])], {table: attribute.values}, goal)
 
 
 def stateful_task(world: World, rng: random.Random) -> StatefulTask | None:
     """A task over one attribute of the world, or None if none of them suits."""
     movable = [a for a in world.attributes.values() if _movable(a, world.language)]
-    changing = [a for a in world.attributes.values() if a.kind in ("text", "date") and len(a.values) > 1]
+    changing = [
+        a
+        for a in world.attributes.values()
+        if a.kind != "relation" and a.dimension is None and a.per is None and len(a.values) > 1
+    ]
     if movable and (not changing or rng.random() < 0.6):
         return _move(world, rng.choice(movable), rng)
     return _change(world, rng.choice(changing), rng) if changing else None
@@ -135,7 +141,8 @@ def state_tool(
         f"def {name}({owner}, new, *, state):\n    table = state[{table}]\n    if {owner} not in table:\n        raise ToolError({unknown})\n"
         f"    if not new:\n        raise ToolError({empty})\n    old = table[{owner}]\n    table[{owner}] = new\n    return old\n"
     )
-    return description, _schema({owner: text, "new": text}), body
+    kind = {"type": "number"} if attribute.kind == "number" else text
+    return description, _schema({owner: text, "new": kind}), body
 
 
 def _schema(properties: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from agents.teacher.plans import Step
 from agents.teacher.questions import Compare, Lookup, OpName, noun_phrase, parse
-from agents.teacher.worlds import Language
+from agents.teacher.worlds import Language, to_number
 
 _OP_FORMS: dict[Language, dict[OpName, str]] = {
     "en": {
@@ -113,7 +113,8 @@ def _state_question(question: str, language: Language) -> SubQuestion | None:
         return SubQuestion("change", 0, phrase, arguments=(source, target, int(amount)))
     if change:
         phrase, entity, value = change.groups() if language == "en" else change.group(2, 1, 3)
-        return SubQuestion("change", 0, phrase, arguments=(entity, value))
+        number = re.fullmatch(r"-?\d+(?:\.\d+)?", value)
+        return SubQuestion("change", 0, phrase, arguments=(entity, to_number(value) if number else value))
     if read:
         phrase, entity = read.groups() if language == "en" else read.group(2, 1)
         return SubQuestion("read", 1, phrase, entity)
@@ -134,7 +135,7 @@ def read_question(question: str, language: Language) -> SubQuestion | None:
             constant = int(match["b"]) if match["b"].isdigit() else None
             return SubQuestion("op", 1 if constant is not None else 2, op=op, constant=constant)
     query = parse(question, language)
-    if not isinstance(query, Lookup) or isinstance(query.subject, Lookup):
+    if not isinstance(query, Lookup) or isinstance(query.subject, Lookup) or re.search("[,，]", query.subject):
         return None
     reference = "that " if language == "en" else "那个"
     if query.subject.startswith(reference):
