@@ -7,6 +7,7 @@ same call again (in another order, by another policy) without paying for it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ from astrolabe.records.trajectory import CallRecord, Reward
 GOLDEN_CPU_S = 2.0
 PROBE_CPU_S = 0.5
 _FIRST_CHUNK = 24
+_LOOPS = re.compile(r"\b(?:while|for)\b|\*\*|\bpow\b")
 _MAX_TIMEOUTS = 3
 _DRAWS = 96
 
@@ -170,7 +172,9 @@ class Evidence:
             if key not in self._memo and self.runnable(tool):
                 wanted.setdefault(tool, {})[key] = (arguments, state)
         for tool, missing in wanted.items():
-            keys, start, size = list(missing), 0, _FIRST_CHUNK
+            keys, start = list(missing), 0
+            # A tool with loops may hang on some probe: a few first, to see.
+            size = _FIRST_CHUNK if _LOOPS.search(self.tools[tool].code) else len(keys)
             while start < len(keys) and self._timeouts.get(tool, 0) < _MAX_TIMEOUTS:
                 part = keys[start : start + size]
                 done = self._probe(tool, [missing[key] for key in part])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from functools import lru_cache
 from typing import Any
 
 import jsonpath_rfc9535 as jsonpath
@@ -14,6 +16,7 @@ from pydantic import ValidationError
 from astrolabe.envs.gates.report import Finding
 from astrolabe.envs.match import values_at
 from astrolabe.records.environment import Environment, EnvTool, environment_id
+from astrolabe.records.ids import canonical_json
 
 FIELDS = (
     "schema", "id", "language", "domain", "question", "answer", "scenario", "expect", "answer_type", "nodes", "tools",
@@ -94,12 +97,21 @@ def _malformed_tool(tool: EnvTool) -> list[str]:
         return [f"the name {tool.name!r} is not [A-Za-z0-9_.-]{{1,64}}"]
     if tool.parameters.get("type") != "object" or not isinstance(tool.parameters.get("properties", {}), dict):
         return ["parameters are no schema of an object"]
-    try:
-        Draft202012Validator.check_schema(tool.parameters)
-    except SchemaError as error:
-        return [f"parameters are no JSON Schema: {error.message}"]
+    fault = _schema_fault(canonical_json(tool.parameters))
+    if fault:
+        return [f"parameters are no JSON Schema: {fault}"]
     unknown = set(tool.parameters.get("required", [])) - set(tool.parameters.get("properties", {}))
     return [f"required arguments that are no properties: {', '.join(sorted(unknown))}"] if unknown else []
+
+
+@lru_cache(maxsize=4096)
+def _schema_fault(schema_text: str) -> str:
+    """What is wrong with a JSON Schema, given as its canonical text; empty if nothing is."""
+    try:
+        Draft202012Validator.check_schema(json.loads(schema_text))
+    except SchemaError as error:
+        return error.message
+    return ""
 
 
 def _is_path(path: str) -> bool:
