@@ -220,6 +220,22 @@ def test_the_policy_tries_again_after_a_passing_fault_and_reports_a_lasting_one(
     assert "could not be done" in for_good[-1]["content"]
 
 
+def test_a_question_of_the_planner_is_played_by_its_plan_whatever_other_program_might_read_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tools = [
+        tool("get_pv_value", "Get the value of a specific PV.", {"pv_name": TEXT}),
+        tool("get_pv_info", "Get information about a specific PV.", {"pv_name": TEXT}),
+    ]
+    monkeypatch.setitem(TABLE, "get_pv_value", tools[0])
+    monkeypatch.setitem(TABLE, "get_pv_info", tools[1])
+    question = (
+        'I need you to first get the value of a specific PV, using pv name "tide-2"; '
+        'and finally get information about a specific PV, using pv name "tide-2".'
+    )
+    assert sorted(calls_of(talk(question, honest(), tools)))[0] == ("get_pv_info", '{"pv_name": "tide-2"}')
+
+
 def test_the_policy_asks_for_what_is_missing_and_calls_nothing():
     messages = talk(QUESTION["lacking"], honest())
     assert calls_of(messages) == []

@@ -62,21 +62,31 @@ _CONSTRAINTS: dict[str, tuple[str, ...]] = {
 }
 _OUT_OF_REACH: dict[str, tuple[str, ...]] = {
     "en": (
-        "Please water the tomato plants on my balcony at six this evening.",
-        "Could you pick up my suit from the dry cleaner before noon?",
-        "I need you to renew my passport at the consulate on Thursday.",
-        "Can you repaint the garage door in a darker green?",
-        "Please babysit my two nephews on Saturday night.",
-        "Could you fix the leaking tap in the upstairs bathroom?",
+        "Please water the tomato plants on my balcony at {time} on {day}.",
+        "Could you pick up my suit from the dry cleaner before {time} on {day}?",
+        "I need you to renew my passport at the consulate on {day} at {time}.",
+        "Can you repaint the garage door in a darker green on {day}, starting at {time}?",
+        "Please babysit my two nephews on {day} from {time}.",
+        "Could you fix the leaking tap in the upstairs bathroom on {day} around {time}?",
     ),
     "zh": (
-        "请今晚六点帮我给阳台上的番茄浇水。",
-        "麻烦你中午之前去干洗店取我的西装。",
-        "我需要你周四去领事馆帮我换护照。",
-        "能帮我把车库门重新刷成深绿色吗？",
-        "请周六晚上帮我照看两个侄子。",
+        "请{day}{time}帮我给阳台上的番茄浇水。",
+        "麻烦你{day}{time}之前去干洗店取我的西装。",
+        "我需要你{day}{time}去领事馆帮我换护照。",
+        "能在{day}{time}帮我把车库门重新刷成深绿色吗？",
+        "请{day}{time}开始帮我照看两个侄子。",
     ),
 }
+_DAYS = {
+    "en": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
+    "zh": ("周一", "周二", "周三", "周四", "周五", "周六", "周日"),
+}
+
+
+def _out_of_reach(language: Language, rng: random.Random) -> list[str]:
+    """Requests that no server can act on, at a drawn time."""
+    day, time = rng.choice(_DAYS[language]), f"{rng.randrange(8, 21)}:{rng.choice(('00', '15', '30', '45'))}"
+    return [text.format(day=day, time=time) for text in _OUT_OF_REACH[language]]
 
 
 def _tools(rows: Sequence[dict[str, Any]]) -> list[FunctionSchema]:
@@ -240,8 +250,9 @@ def task(request: dict[str, Any], rng: random.Random, plant: Planter) -> dict[st
     table, speakable = {t.name: t for t in tools}, phrases(tools, language)
     if request["kind"] == "abstain":
         known = frozenset().union(*(said_nouns(t) for t in tools)) if tools else frozenset()
-        offers = [q for q in _OUT_OF_REACH[language] if not known & set(words(q)) and not parse(q, tools, language)]
-        return {"question": _dressed(rng.choice(offers or list(_OUT_OF_REACH[language])), rng, language), "chain": []}
+        every = _out_of_reach(language, rng)
+        offers = [q for q in every if not known & set(words(q)) and not parse(q, tools, language)]
+        return {"question": _dressed(rng.choice(offers or every), rng, language), "chain": []}
     for _ in range(24):
         chain = _choose(request, tools, speakable, rng)
         if not chain or any(t.name not in speakable for t in chain):

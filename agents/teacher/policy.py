@@ -15,7 +15,7 @@ from typing import Any
 
 from agents.teacher.planter import Planter, question_item
 from agents.teacher.registry import policy_turn
-from agents.teacher.task_text import Flow, Language, Step, labels, parse, phrases
+from agents.teacher.task_text import Flow, Language, Step, labels, parse, phrases, written_here
 from agents.teacher.values import fill, secret
 from agents.tool_docs import is_reading, nouns, properties, required, resolve, said_nouns, stem, words
 from astrolabe.records.equality import equal, has_chinese
@@ -107,10 +107,21 @@ def _plan(question: str, tools: list[FunctionSchema]) -> tuple[list[Step], Langu
     return (steps, chinese) if steps else (parse(question, tools, other), chinese)
 
 
-@policy_turn("servers")
-def next_turn(
+@policy_turn("servers", order=0)
+def written_turn(
     question: str, tools: list[dict[str, Any]], messages: list[dict[str, Any]], rng: random.Random, plant: Planter
 ) -> dict[str, Any] | None:
+    """The next turn for a question that the teacher's planner certainly wrote; None for any other."""
+    docs = [FunctionSchema.model_validate(t["function"]) for t in tools]
+    if not any(written_here(question, docs, language) for language in ("en", "zh")):
+        return None
+    return next_turn(question, tools, messages, rng, plant)
+
+
+@policy_turn("any", order=2)
+def next_turn(
+    question: str, tools: list[dict[str, Any]], messages: list[dict[str, Any]], rng: random.Random, plant: Planter
+) -> dict[str, Any]:
     """The next assistant turn. Answers every question: one that states no plan is beyond the tools."""
     docs = [FunctionSchema.model_validate(t["function"]) for t in tools]
     steps, language = _plan(question, docs)

@@ -21,13 +21,13 @@ Turn = Callable[[str, list[dict[str, Any]], list[dict[str, Any]], random.Random,
 """(question, tools, messages, rng, planter) -> an assistant message, or None if the question is not this program's."""
 
 
-
 class CannotAnswer(Exception):
     """A program has nothing to say to this request; the server answers status 400 with the reason."""
 
 
 PROGRAMS: dict[str, Program] = {}
-TURNS: dict[str, Turn] = {}
+TURNS: dict[tuple[int, str], Turn] = {}
+"""(order, family) -> program."""
 
 
 def program(agent: str) -> Callable[[Program], Program]:
@@ -42,13 +42,14 @@ def program(agent: str) -> Callable[[Program], Program]:
     return register
 
 
-def policy_turn(family: str) -> Callable[[Turn], Turn]:
-    """Register a policy program for one family of questions; the first (by family name) that answers plays the turn."""
+def policy_turn(family: str, order: int = 1) -> Callable[[Turn], Turn]:
+    """Register a policy program for one family of questions. Programs are tried by order, then family; the first that
+    answers plays the turn, so what recognises its own questions for certain stands before what guesses."""
 
     def register(function: Turn) -> Turn:
-        if family in TURNS:
+        if (order, family) in TURNS:
             raise ValueError(f"two policy programs for {family!r}")
-        TURNS[family] = function
+        TURNS[order, family] = function
         return function
 
     return register

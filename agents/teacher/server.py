@@ -65,9 +65,9 @@ class Teacher:
     def _policy(self, body: dict[str, Any], key: str) -> dict[str, Any]:
         messages, tools = body["messages"], body.get("tools") or []
         question = next((m.get("content") or "" for m in messages if m.get("role") == "user"), "")
-        for family in sorted(TURNS):
+        for order, family in sorted(TURNS):
             rng = rng_for(self.seed, "policy", family, key)
-            turn = TURNS[family](question, tools, messages, rng, self._planter("policy", key))
+            turn = TURNS[order, family](question, tools, messages, rng, self._planter("policy", key))
             if turn is not None:
                 return turn
         raise BadRequest("no policy program of the teacher reads this question")

@@ -245,3 +245,11 @@ def parse(question: str, tools: Sequence[FunctionSchema], language: Language) ->
         at, _, phrase, name = min(hits)
         arguments, position = _parse_arguments(question, at + len(phrase), table[name])
         steps.append(Step(name, arguments))
+
+
+def written_here(question: str, tools: Sequence[FunctionSchema], language: Language) -> bool:
+    """Whether the question is certainly `render`'s: one of its openers stands right before the first phrase."""
+    hits = [question.find(phrase) for phrase in phrases(tools, language).values()]
+    first = min((at for at in hits if at >= 0), default=-1)
+    starts = ("", "first ", "do the following. (1) ") if language == "en" else ("", "依次完成：（1）")
+    return first >= 0 and question[:first].endswith(tuple(o + s for o in _OPENERS[language] for s in starts))
