@@ -55,18 +55,21 @@ def break_decomposition(
     reply: dict[str, Any], request: dict[str, Any], rng: random.Random, plant: Planter
 ) -> dict[str, Any] | str | None:
     """The reply with one defect, as raw text if it is malformed; None if none is planted."""
-    kind = plant.pick(DECOMPOSITION_DEFECTS)
-    if kind is None:
+    broken: dict[str, dict[str, Any] | str] = {}
+    for kind in DECOMPOSITION_DEFECTS:
+        copied = copy.deepcopy(reply)
+        if kind == "malformed_json":
+            text = json.dumps(reply, ensure_ascii=False)
+            broken[kind] = text[: len(text) * 2 // 3]
+        elif _break(kind, copied, request["language"], rng):
+            broken[kind] = copied
+    picked = plant.pick(list(broken))
+    if picked is None:
         return None
-    broken = copy.deepcopy(reply)
-    if kind == "malformed_json":
-        broken_text = json.dumps(reply, ensure_ascii=False)
-        plant.label(kind, item=label_of_decomposition(request["domain"], reply["question"], request["variation"]))
-        return broken_text[: len(broken_text) * 2 // 3]
-    if not _break(kind, broken, request["language"], rng):
-        return None
-    plant.label(kind, item=label_of_decomposition(request["domain"], broken["question"], request["variation"]))
-    return broken
+    out = broken[picked]
+    question = reply["question"] if isinstance(out, str) else out["question"]
+    plant.label(picked, item=label_of_decomposition(request["domain"], question, request["variation"]))
+    return out
 
 
 def _break(kind: str, reply: dict[str, Any], language: str, rng: random.Random) -> bool:
@@ -123,14 +126,14 @@ def _body(code: str) -> tuple[str, str]:
 
 def break_code(code: str, request: dict[str, Any], rng: random.Random, plant: Planter) -> str:
     """The code with one defect, or as it is."""
-    kind = plant.pick(CODE_DEFECTS)
-    if kind is None:
+    broken = {kind: _break_code(kind, code, request, rng) for kind in CODE_DEFECTS}
+    possible = [kind for kind, text in broken.items() if text is not None and text != code]
+    picked = plant.pick(possible)
+    text = broken[picked] if picked is not None else None
+    if picked is None or text is None:
         return code
-    broken = _break_code(kind, code, request, rng)
-    if broken is None or broken == code:
-        return code
-    plant.label(kind, item=label_of_code(broken, request["arguments"]))
-    return broken
+    plant.label(picked, item=label_of_code(text, request["arguments"]))
+    return text
 
 
 def _break_code(kind: str, code: str, request: dict[str, Any], rng: random.Random) -> str | None:
