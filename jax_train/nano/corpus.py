@@ -1,0 +1,81 @@
+"""Training episodes for the base: endless, about made-up worlds, from the teacher's own programs.
+
+Nothing of the project's knowledge is in them: names, attributes and tools are drawn anew for each world, so what can
+be learned is how to read tools, copy values and chain calls. Like the teacher's, the episodes are right but not always
+the shortest: some look the same thing up again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+
+from agents.teacher.environments import build_environments, final_text
+from agents.teacher.random_worlds import random_knowledge
+from astrolabe.envs.executor import observation
+from astrolabe.records.environment import Environment, Golden
+from astrolabe.records.messages import FunctionCall, Message, ToolCall
+from astrolabe.records.trajectory import Task, Trajectory
+from jax_train.data import sft_sample
+from jax_train.packing import Sample
+from serving.render import Renderer
+
+PER_WORLD = 6
+"""Environments that one made-up world is asked for."""
+
+
+def environments(rng: random.Random, max_nodes: int) -> Iterator[Environment]:
+    """English environments of at most `max_nodes` nodes over made-up worlds, for ever."""
+    while True:
+        row = random_knowledge(rng, "en")
+        for environment in build_environments(row, rng, PER_WORLD):
+            if len(environment.nodes) <= max_nodes:
+                yield environment
+
+
+def episode(environment: Environment, rng: random.Random, redundancy: float) -> Trajectory:
+    """The golden calls in order, one a turn, and the answer; with probability `redundancy`, one to three of them made
+    again on the way."""
+    calls: list[Golden] = list(environment.goldens)
+    if calls and rng.random() < redundancy:
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randint(1, len(calls))
+            calls.insert(at, rng.choice(calls[:at]))
+    messages = [Message(role="user", content=environment.question)]
+    for number, golden in enumerate(calls, 1):
+        arguments = json.dumps(golden.arguments, ensure_ascii=False)
+        call = ToolCall(id=f"call_{number}", function=FunctionCall(name=golden.tool, arguments=arguments))
+        messages.append(Message(role="assistant", tool_calls=[call]))
+        messages.append(Message(role="tool", content=observation(golden.returns), tool_call_id=call.id))
+    messages.append(
+        Message(
+            role="assistant", content=final_text(environment.expect, environment.answer, environment.language)
+        )
+    )
+    return Trajectory(task=Task(question=environment.question), messages=messages, tools=environment.policy_tools())
+
+
+def samples(
+    renderer: Renderer, seed: int, *, max_nodes: int = 6, redundancy: float = 0.5, max_len: int = 512
+) -> Iterator[Sample]:
+    """Token rows of at most `max_len` tokens, for ever; the assistant's turns are trained."""
+    rng = random.Random(seed)
+    for environment in environments(rng, max_nodes):
+        sample = sft_sample(episode(environment, rng, redundancy), renderer)
+        if len(sample) <= max_len:
+            yield sample
+
+
+def texts(seed: int, count: int) -> Iterator[str]:
+    """The words of `count` made-up environments, as the plain encoder will meet them: for the tokenizer."""
+    rng = random.Random(seed)
+    for environment in itertools.islice(environments(rng, 99), count):
+        yield environment.question
+        yield final_text(environment.expect, environment.answer, environment.language)
+        for tool in environment.policy_tools():
+            yield from (tool.function.name, tool.function.description, *tool.function.parameters["properties"])
+        for golden in environment.goldens:
+            yield json.dumps(golden.arguments, ensure_ascii=False)
+            yield observation(golden.returns)
