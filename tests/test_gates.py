@@ -318,3 +318,18 @@ def test_check_file_refuses_what_is_no_file_of_rows(tmp_path: Path) -> None:
         check_file(tmp_path / "latin.jsonl")
     with pytest.raises(UsageError, match="unknown form"):
         check_file(written(tmp_path, ["{}"]), source="csv")
+
+
+def test_astra_rl_rows_are_gated_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    function = {"name": "stock", "description": "Stock of a shop.", "parameters": schema({"shop": "string"})}
+    astra = {
+        "prompt": [{"role": "user", "content": "How many pears does the west shop have?"}],
+        "tool_schema": json.dumps([{"type": "function", "function": function}] * 2),
+        "tool_dict": json.dumps({"stock": "import os\ndef stock(shop):\n    return 'Pears: 3100'\n"}),
+        "sub_qa_dict": json.dumps({"stock": ["Pears: 3100"]}),
+    }
+    assert check_file(written(tmp_path, [json.dumps(astra)]), json_lines=True, source="astra-rl", workers=1) == 1
+    reasons = json.loads(capsys.readouterr().out)["reasons"]
+    assert reasons == ["duplicate_tool_name", "golden_argument_invalid", "unsafe_code"]
+    with pytest.raises(UsageError, match="line 1: no ASTRA-RL row"):
+        check_file(written(tmp_path, ["{}"]), source="astra-rl")
