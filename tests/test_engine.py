@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -61,13 +62,20 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(8, 96, length).tolist()
 
 
+@partial(jax.jit, static_argnames=("length",))
+def _row_logprobs(params: Params, row: jax.Array, count: jax.Array, temperature: float, length: int) -> jax.Array:
+    order = jnp.arange(length, dtype=jnp.int32)[None]
+    states = hidden(params, CONFIG, row, order, (order < count).astype(jnp.int32))
+    return token_logprobs(states[0, :-1], head_weights(params), row[0, 1:], temperature)[0]
+
+
 def trainer_logprobs(params: Params, ids: list[int], start: int, temperature: float) -> np.ndarray:
-    """Log-probs of ids[start:] as the trainer computes them: one packed row."""
-    row = jnp.asarray([ids], jnp.int32)
-    positions = jnp.arange(len(ids), dtype=jnp.int32)[None]
-    states = hidden(params, CONFIG, row, positions, jnp.ones_like(row))
-    logp, _ = token_logprobs(states[0, start - 1 : -1], head_weights(params), row[0, start:], temperature)
-    return np.asarray(logp)
+    """Log-probs of ids[start:] as the trainer computes them: one packed, padded row."""
+    length = 256 if len(ids) <= 256 else 1024
+    row = np.zeros((1, length), np.int32)
+    row[0, : len(ids)] = ids
+    logp = _row_logprobs(params, row, len(ids), temperature, length)
+    return np.asarray(logp)[start - 1 : len(ids) - 1]
 
 
 async def run(engine: Engine, ids: list[int], **sampling: object) -> Generation:

@@ -106,12 +106,14 @@ class Engine:
         *,
         rid: str | None = None,
         progress: Callable[[list[int]], None] | None = None,
+        ignore_eos: bool = False,
     ) -> Request:
         """Queue a generation. `finished` is called once, from the engine's thread, with the request or an exception.
 
-        ModelFailure (bad_request) at once where the request cannot be served.
+        `ignore_eos`: only the request's own stop ids end it. ModelFailure (bad_request) at once where the request cannot be served.
         """
         request = self._request(input_ids, sampling, finished, rid, progress)
+        request.stops = frozenset(sampling.stop_token_ids) | (frozenset() if ignore_eos else self.stop_ids)
         with self._wake:
             if self._failure is not None or self._stopping:
                 raise ModelFailure("server_error", f"the engine has stopped: {self._failure or 'closed'}")
@@ -261,7 +263,6 @@ class Engine:
             self._tickets += 1
             ticket = self._tickets
         seed = sampling.seed if sampling.seed is not None else seed_for(self.seed, "request", ticket)
-        stops = self.stop_ids | set(sampling.stop_token_ids)
         return Request(
             ticket=ticket,
             rid=rid or f"request-{ticket}",
@@ -271,7 +272,6 @@ class Engine:
             top_p=sampling.top_p if sampling.temperature > 0 else 1.0,
             top_k=sampling.top_k if sampling.temperature > 0 else -1,
             seed=seed,
-            stops=frozenset(stops),
             finished=finished,
             progress=progress,
         )
@@ -350,7 +350,8 @@ class Engine:
 
     def _admit(self) -> None:
         while self._waiting and self._table.any_free:
-            slot = self._table.admit(self._waiting.popleft())
+            slot = self._table.admit(self._waiting[0])
+            self._waiting.popleft()
             self._copy_if_ready(slot)  # before the leader's slot can be given away
 
     def _copy_ready(self) -> None:
@@ -405,7 +406,7 @@ class Engine:
             spare = [index for index in range(self.slots) if index not in used][: rows - len(ready)]
             members = [*ready, *([None] * len(spare))]
             indices = [*(slot.index for slot in ready), *spare]
-        width = max(STOPS, _power_of_two(max(len(slot.request.stops) for slot in ready if slot.request)))
+        width = max(STOPS, _power_of_two(max(len(slot.request.stops) or 1 for slot in ready if slot.request)))
         ints = np.zeros((rows, 6), np.int32)
         floats = np.ones((rows, 2), np.float32)
         stops = np.full((rows, width), -1, np.int32)
@@ -482,7 +483,7 @@ class Engine:
 
     def _ensure_length(self, needed: int) -> None:
         length = self._cache[0][0].shape[2]
-        while length < needed:
+        while length < min(needed, self.max_len):
             length = min(2 * length, self.max_len)
         if length > self._cache[0][0].shape[2]:
             self._cache = grow_cache(self._cache, length=length)

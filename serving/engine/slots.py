@@ -29,11 +29,11 @@ class Request:
     top_p: float
     top_k: int
     seed: int
-    stops: frozenset[int]
     finished: Any
     """Called once with the Request, or with an exception, from the engine's thread."""
     progress: Any = None
     """Called with the new ids after each chunk, from the engine's thread."""
+    stops: frozenset[int] = frozenset()
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -98,8 +98,9 @@ class SlotTable:
         held = np.array(
             [0 if slot.mixed else max(slot.valid, slot.target if slot.request else 0) for slot in self.slots]
         )
-        same = self.ids[:, :target] == ids[None, :target]
-        common = np.minimum(np.where(same.all(axis=1), target, same.argmin(axis=1)), held)
+        differs = np.ones((len(self.slots), target + 1), bool)  # the last column: all were equal
+        differs[:, :target] = self.ids[:, :target] != ids[None, :target]
+        common = np.minimum(differs.argmax(axis=1), held)
         extended = [slot for slot in free if 0 < slot.valid == common[slot.index]]
         oldest = min(free, key=lambda slot: (slot.valid > 0, slot.used))
         best = self.slots[int(common.argmax())]
