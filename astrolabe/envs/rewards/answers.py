@@ -79,10 +79,9 @@ def extract_answer(text: str) -> str:
     return (sentences[-1] if sentences else lines[-1]).strip("*").strip()
 
 
-def verify_answer(
-    predicted_text: str, gold: str | Sequence[str], answer_type: str, language: str = "en"
-) -> AnswerVerdict:
-    """Grade a final text against a gold, or the best of several aliases. UsageError for an unknown type."""
+def verify_answer(predicted_text: str, gold: str | Sequence[str], answer_type: str) -> AnswerVerdict:
+    """Grade a final text against a gold, or the best of several aliases, in English or Chinese (seen from
+    the texts themselves). UsageError for an unknown type."""
     return verify_candidate(extract_answer(predicted_text), gold, answer_type)
 
 

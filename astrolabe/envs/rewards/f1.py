@@ -44,7 +44,7 @@ def score_f1(
     reward = f1_of_calls(environment, records, changed, final_state, final_text)
     if environment.answer_type == "none":
         return reward
-    verdict = verify_answer(final_text, environment.answer, environment.answer_type, environment.language)
+    verdict = verify_answer(final_text, environment.answer, environment.answer_type)
     return reward.model_copy(update={"answer_correct": verdict.correct})
 
 

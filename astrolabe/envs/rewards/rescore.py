@@ -74,7 +74,7 @@ def rescore(environment: Environment, calls: list[CallRecord], text: str, kind: 
     reward = score_f1(environment, calls, changed, state, text)
     if kind == "f1":
         return reward
-    verdict = verify_answer(text, environment.answer, environment.answer_type, environment.language)
+    verdict = verify_answer(text, environment.answer, environment.answer_type)
     value = 0.0 if verdict.score is None else verdict.score
     return reward.model_copy(update={"kind": "answer", "value": value, "reason": verdict.reason})
 
