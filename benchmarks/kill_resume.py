@@ -62,7 +62,11 @@ def command(arguments: Sequence[str], out: Path) -> list[str]:
 
 
 def launch(arguments: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command(arguments, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Starts the command; a commit made meanwhile would be in the provenance of the later rows, so one is given."""
+    environment = {**os.environ, "ASTROLABE_COMMIT": "0" * 40}
+    return subprocess.Popen(
+        command(arguments, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
 
 
 def contents(run: Path) -> dict[str, bytes]:

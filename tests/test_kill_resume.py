@@ -68,7 +68,12 @@ def test_a_replayed_run_has_the_files_of_the_recorded_one_without_any_server(tmp
     assert kill_resume.unlike(kill_resume.contents(tmp_path / "one"), kill_resume.contents(tmp_path / "two")) == []
     reply = next((tmp_path / "one" / "replies").glob("*/*.json"))
     reply.unlink()
-    done = subprocess.run(kill_resume.command(replayed, tmp_path / "three"), capture_output=True, text=True)
+    done = subprocess.run(
+        kill_resume.command(replayed, tmp_path / "three"),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ASTROLABE_COMMIT": "0" * 40},
+    )
     assert done.returncode == 1
     assert f"no stored reply to request {reply.stem}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -79,7 +84,10 @@ def test_ctrl_c_ends_a_synthesis_in_order_and_it_goes_on(tmp_path, cards):
     arguments = ["synth", "trajectories", "--seed", "3", "--servers", str(cards), "--concurrency", "1"]
     assert kill_resume.launch(arguments, tmp_path / "whole").wait() == 0
     process = subprocess.Popen(
-        kill_resume.command(arguments, tmp_path / "stopped"), stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        kill_resume.command(arguments, tmp_path / "stopped"),
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "ASTROLABE_COMMIT": "0" * 40},
     )
     journal = tmp_path / "stopped" / "journal.jsonl"
     while process.poll() is None and not (journal.exists() and journal.stat().st_size):

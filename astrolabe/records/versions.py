@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from functools import cache
@@ -25,7 +26,12 @@ _PACKAGES = (
 
 @cache
 def code_commit() -> str | None:
-    """The commit of the checkout that this code lies in, or None where it was installed without one."""
+    """The commit of the checkout that this code lies in, or None where it was installed without one.
+
+    `ASTROLABE_COMMIT` names it where there is no checkout, as in an image that was built from one.
+    """
+    if named := os.environ.get("ASTROLABE_COMMIT"):
+        return named
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():  # installed: a repository further up is somebody else's
         return None
