@@ -224,11 +224,16 @@ async def test_concurrency_is_bounded(fake: Fake) -> None:
 
 
 async def test_waiting_for_a_slot_does_not_use_up_the_deadline(fake: Fake) -> None:
-    fake.delay_s = 0.25
-    client = client_for(fake, concurrency=1, timeout_s=0.8)
-    replies = await asyncio.gather(*(client.complete(HELLO, role="x", seed=seed) for seed in range(6)))
+    client = client_for(fake, concurrency=1, timeout_s=4.0)
+    await client.check()
+    _, slots = client._enter_loop()
+    await slots.acquire()
+    waiting = asyncio.create_task(client.complete(HELLO, role="x", seed=1))
+    await asyncio.sleep(4.1)
+    assert not waiting.done()
+    slots.release()
+    assert (await waiting).content == "hi"
     await client.aclose()
-    assert len(replies) == 6
 
 
 async def test_usage_is_summed_by_role(fake: Fake) -> None:
