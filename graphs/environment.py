@@ -26,7 +26,7 @@ from graphs.options import SynthOptions
 from graphs.session import Session, file_hash, open_session
 
 OWN = Path(__file__).parents[1] / "astrolabe" / "data" / "knowledge"
-SAMPLES = 3
+SAMPLES = 2
 """Samples per knowledge row."""
 
 __all__ = ["KnowledgeSample", "build", "graph", "read_samples", "synthesise_environments"]

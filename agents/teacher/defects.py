@@ -94,10 +94,16 @@ def _break(kind: str, reply: dict[str, Any], language: str, rng: random.Random) 
             return False
         roots[1]["parents"].append(roots[0]["id"])
     elif kind == "useless_parent":
-        far = [n for n in nodes if len(n["parents"]) == 1 and nodes[0]["id"] not in n["parents"]]
-        if not far:
+        pairs = [
+            (node, earlier["id"])
+            for index, node in enumerate(nodes)
+            for earlier in nodes[:index]
+            if node["parents"] and earlier["needs_tool"] and earlier["id"] not in node["parents"]
+        ]
+        if not pairs:
             return False
-        rng.choice(far)["parents"].append(nodes[0]["id"])
+        node, extra_parent = rng.choice(pairs)
+        node["parents"].append(extra_parent)
     elif kind == "missing_dependency":
         child = next((n for n in nodes if n["parents"]), None)
         if child is None:

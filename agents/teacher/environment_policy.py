@@ -16,7 +16,7 @@ from typing import Any
 from agents.teacher.codegen import op_of_description, phrase_of_description, quantity_name
 from agents.teacher.environments import answer_text, final_text
 from agents.teacher.planter import Planter, question_item
-from agents.teacher.questions import Compare, Op, Query, parse
+from agents.teacher.questions import Compare, Lookup, Op, Query, parse
 from agents.teacher.registry import policy_turn, program
 from agents.teacher.stateful import Aim, aim_of, is_state_description
 from agents.teacher.sub_questions import read_task
@@ -112,7 +112,7 @@ class Walk:
             return self.call(fits[0], {a: left, b: right})
         tool = self._tool_for_phrase(query.phrase)
         names = tool["parameters"]["required"]
-        if isinstance(query.subject, str) and _unnamed(query.subject, self.language):
+        if _unnamed(query.subject, self.language):
             raise Stop("ask")
         arguments = {names[0]: self.value(query.subject)}
         for role, value in query.modifiers:
@@ -134,11 +134,13 @@ class Walk:
         return value
 
 
-def _unnamed(subject: str, language: Language) -> bool:
-    """Whether a subject names nobody: "my plane", "the plane", 我的飞机 (read as 我)."""
+def _unnamed(subject: Lookup | str, language: Language) -> bool:
+    """Whether a subject names nobody: "my plane", "the plane", 那个飞机, or 我的飞机 (which reads as a look-up of 我)."""
+    if isinstance(subject, Lookup):
+        return language == "zh" and subject.subject == "我"
     if language == "en":
         return subject.startswith(("my ", "the ", "that "))
-    return subject == "我" or subject.startswith(("那个", "这个"))
+    return subject.startswith(("那个", "这个"))
 
 
 def _ours(tools: list[dict[str, Any]], language: Language) -> bool:
