@@ -12,15 +12,19 @@ import pytest
 from grpo_fakes import BUDGET, grpo_learner, shown_policy, tiny_renderer, two_tool_environment
 
 from astrolabe.envs.sandbox import Sandbox
+from astrolabe.model.safetensors_io import save_params
 from astrolabe.records.errors import RunError
 from astrolabe.records.run_store import RunStore
 from graphs.solver import Budgets
 from graphs.token_policy import TokenPolicy
 from jax_train.agreement import MismatchGate, agreement
+from jax_train.config import GrpoConfig
 from jax_train.filler import FillerConfig
 from jax_train.groups import Group, Member, RolloutConfig, Row, sandboxed
+from jax_train.phases import grpo
 from jax_train.phases.grpo import GrpoLoop, GrpoSettings, samples_of
 from serving.engine.engine import Engine
+from serving.render import Renderer
 from serving.sync import InProcessSync
 from serving.tokens import Sampling
 
@@ -106,7 +110,9 @@ def sandbox():
     box.close()
 
 
-async def train(policy, sandbox, folder: Path, *, steps: int, until: int | None = None, saved: Any = None):
+async def train(
+    policy, sandbox, folder: Path, *, steps: int, until: int | None = None, saved: Any = None, synchronous: bool = True
+):
     """A run of the real loop; (learner, checkpoints, loop, rows of metrics)."""
     renderer, config, params = policy
     learner = grpo_learner(config, params)
@@ -119,6 +125,7 @@ async def train(policy, sandbox, folder: Path, *, steps: int, until: int | None 
         rollout=rollout,
         gate=MismatchGate(warn=1e-4, stop=1e-3),
         checkpoint_every=1,
+        synchronous=synchronous,
     )
     with (
         Engine((config, params), renderer, slots=8, max_len=BUDGET) as engine,
@@ -169,3 +176,55 @@ async def test_f47_a_killed_run_goes_on_to_the_same_tokens_losses_and_weights(po
         assert (np.asarray(one) == np.asarray(two)).all()
     for name in ("rollouts.jsonl", "rejected.jsonl"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def folder(policy, tmp_path_factory) -> Path:
+    """The policy as a model folder."""
+    renderer, config, params = policy
+    path = tmp_path_factory.mktemp("model")
+    (path / "tokenizer.json").write_text(renderer.tokenizer._full.to_str())
+    return save_params(params, config, path)
+
+
+def phase_config(folder: Path, tmp_path: Path, **more: Any) -> GrpoConfig:
+    environments = tmp_path / "environments.jsonl"
+    environments.write_text("".join(two_tool_environment(i).to_line() + "\n" for i in range(3)))
+    tree = {
+        "model": {"path": folder},
+        "out": tmp_path / "run",
+        "environments": [environments],
+        "steps": 3,
+        "batch": {"rows": 2, "budget": BUDGET},
+        "filler": {"target": 2},
+        "rollout": {"n": 4, "max_turns": 3, "max_tokens": 60, "attempts": 1},
+        "engine": {"slots": 8, "max_len": BUDGET},
+        "checkpoint": {"every": 2},
+        "optimizer": {"lr": 1e-4, "schedule": "constant"},
+    }
+    return GrpoConfig.model_validate(tree | more)
+
+
+@pytest.mark.slow
+def test_the_phase_runs_from_a_configuration_and_its_model_loads(folder, tmp_path):
+    config = phase_config(folder, tmp_path)
+    summary = grpo.run(config)
+    assert summary["steps"] == 3
+    assert summary["trained"] == 6
+    assert Renderer.from_folder(summary["model"]).vocab_size > 0
+    with Engine(Path(summary["model"]), slots=1, max_len=64):
+        pass
+    rows = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert grpo.run(config) == summary  # a finished run has nothing left to do
+    changed = config.model_copy(update={"normalise_std": False})
+    with pytest.raises(RunError, match="normalise_std: true -> false"):
+        grpo.run(changed)
+
+
+@pytest.mark.slow
+async def test_asynchronous_rollouts_stay_within_the_staleness_bound(policy, sandbox, tmp_path):
+    _, _, loop, rows = await train(policy, sandbox, tmp_path / "run", steps=4, synchronous=False)
+    assert all(row["staleness_max"] <= 1 for row in rows)
+    assert all(row["trained_rollouts"] == 12 for row in rows)
+    assert loop.filler.balance() == 0

@@ -34,7 +34,7 @@ from graphs.token_policy import TokenPolicy
 from jax_train.advantages import group_advantages
 from jax_train.agreement import Agreement, MismatchGate, agreement
 from jax_train.checkpoint import Checkpoints
-from jax_train.config import GrpoConfig
+from jax_train.config import GrpoConfig, GrpoRolloutSection
 from jax_train.filler import Filler, FillerConfig
 from jax_train.groups import Group, Opener, Rollout, RolloutConfig, roll_group, sandboxed
 from jax_train.learner import PackedLearner
@@ -70,25 +70,31 @@ class GrpoSettings:
     """Whether the run keeps every rollout with its tokens."""
 
 
+def rollout_config(section: GrpoRolloutSection, *, max_context: int) -> RolloutConfig:
+    """Rollouts as configured, within the tokens that a row can hold."""
+    budgets = Budgets(
+        max_turns=section.max_turns,
+        max_calls=section.max_calls,
+        max_tokens=section.max_tokens,
+        max_context=max_context,
+        wall_s=section.wall_s,
+    )
+    return RolloutConfig(
+        n=section.n, budgets=budgets, reward=section.reward, attempts=section.attempts, system=section.system
+    )
+
+
 def settings_of(config: GrpoConfig) -> GrpoSettings:
     """The loop's part of a configuration."""
-    r, f = config.rollout, config.filler
-    budgets = Budgets(
-        max_turns=r.max_turns,
-        max_calls=r.max_calls,
-        max_tokens=r.max_tokens,
-        max_context=min(config.batch.budget, config.engine.max_len),
-        wall_s=r.wall_s,
-    )
     return GrpoSettings(
         steps=config.steps,
-        filler=FillerConfig(**f.model_dump()),
-        rollout=RolloutConfig(n=r.n, budgets=budgets, reward=r.reward, attempts=r.attempts, system=r.system),
+        filler=FillerConfig(**config.filler.model_dump()),
+        rollout=rollout_config(config.rollout, max_context=min(config.batch.budget, config.engine.max_len)),
         gate=MismatchGate(warn=config.mismatch_warn, stop=config.mismatch_stop),
         normalise_std=config.normalise_std,
         leave_one_out=config.leave_one_out,
         synchronous=config.synchronous,
-        max_in_flight=r.max_in_flight,
+        max_in_flight=config.rollout.max_in_flight,
         checkpoint_every=config.checkpoint.every,
         store_rollouts=config.store_rollouts,
     )
