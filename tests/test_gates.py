@@ -222,8 +222,61 @@ def test_the_row_is_never_trusted_to_be_a_row(sandbox: Sandbox) -> None:
     deep: Any = []
     for _ in range(2000):
         deep = [deep]
-    for strange in (None, 3, [], {}, {"id": 4}, {**museum(), "nodes": None}, {**museum(), "data": {"x": deep}}):
+    for strange in (
+        None,
+        3,
+        [],
+        {},
+        {"id": 4},
+        {**museum(), "nodes": None},
+        {**museum(), "data": {"x": deep}},
+        {**museum(), "\ud800": 1},
+    ):
         assert "schema_invalid" in gate_environment(strange, sandbox).reasons
+
+
+@pytest.mark.parametrize(
+    "property_schema",
+    [{"$ref": "https://example.org/schema.json"}, {"$ref": "#/$defs/none"}, {"type": "string", "pattern": "("}],
+)
+def test_a_schema_must_stand_on_its_own(property_schema: Row, sandbox: Sandbox) -> None:
+    parameters = {"type": "object", "properties": {"visitor": property_schema}, "required": ["visitor"]}
+    assert gate_environment(broken(museum, set_tool(0, parameters=parameters)), sandbox).reasons == ["schema_invalid"]
+
+
+def test_a_schema_may_refer_to_its_own_definitions(sandbox: Sandbox) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"visitor": {"$ref": "#/definitions/name"}},
+        "required": ["visitor"],
+        "definitions": {"name": {"type": "string"}},
+    }
+    assert gate_environment(broken(museum, set_tool(0, parameters=parameters)), sandbox).feedback() == ""
+
+
+COMPARE = """def busier(first, second, *, data):
+    halls = data["halls"]
+    if first not in halls or second not in halls:
+        raise ToolError("no such hall")
+    return first if halls[first] > halls[second] else second
+"""
+
+
+def compare() -> Row:
+    """A golden that no small change of data moves: only its order matters."""
+    return row(
+        question="Which of the halls Alder and Birch is busier?", answer="Birch", answer_type="span",
+        nodes=[{"id": "n1", "question": "", "answer": "Birch", "parents": [], "tool": "busier"}],
+        tools=[{"name": "busier", "description": "The busier hall.", "parameters": schema({"first": "string", "second": "string"}), "code": COMPARE}],
+        goldens=[{"node": "n1", "tool": "busier", "arguments": {"first": "Alder", "second": "Birch"}, "returns": "Birch"}],
+        data={"halls": {"Alder": 120, "Birch": 900, "Cedar": 40, "Dogwood": 700, "Elm": 15}},
+    )  # fmt: skip
+
+
+def test_a_choice_among_what_the_call_names_is_no_leak_and_not_hard_coded(sandbox: Sandbox) -> None:
+    assert gate_environment(compare(), sandbox).feedback() == ""
+    by_heart = COMPARE.replace("return first if", 'return "Birch" if second == "Birch" else first if')
+    assert "hard_coded" in gate_environment(broken(compare, set_code(0, by_heart)), sandbox).reasons
 
 
 def test_an_id_must_be_the_hash_of_the_content(sandbox: Sandbox) -> None:

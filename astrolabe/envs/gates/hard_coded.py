@@ -107,11 +107,13 @@ def variations(data: Any, golden: Golden) -> Iterator[Any]:
     by_name: dict[str | int, list[Path]] = {}
     for path in free:
         by_name.setdefault(next((step for step in reversed(path) if isinstance(step, str)), ""), []).append(path)
-    for group in (*by_name.values(), *fields.values()):
-        yield _changed(data, group)
     numbers = [p for p in free if isinstance(_at(data, p), (int, float)) and not isinstance(_at(data, p), bool)]
-    if numbers:
-        yield _changed(data, numbers)
+    for group in (*by_name.values(), *fields.values(), numbers):
+        if group:
+            yield _changed(data, group)
+    for group in (numbers, *by_name.values()):  # what is larger becomes smaller, what is enough becomes too little
+        if group:
+            yield _changed(data, group, negate=True)
     for path in [*result, *free][:96]:
         yield _changed(data, [path])
     for path in paths[:32]:
@@ -136,9 +138,9 @@ def _at(value: Any, path: Path) -> Any:
     return value
 
 
-def _changed(data: Any, paths: list[Path]) -> Any:
+def _changed(data: Any, paths: list[Path], *, negate: bool = False) -> Any:
     """A copy with the leaves at `paths` replaced by other values of their type. Numbers grow by different amounts, so that
-    differences and orders change too."""
+    their differences change too, or change their sign."""
     out = copy.deepcopy(data)
     for i, path in enumerate(paths):
         if not path:
@@ -148,7 +150,7 @@ def _changed(data: Any, paths: list[Path]) -> Any:
         if isinstance(value, bool):
             holder[key] = not value
         elif isinstance(value, (int, float)):
-            holder[key] = value + 1 + (i * 7) % 5
+            holder[key] = -value - 1 if negate else value + 1 + (i * 7) % 5
         elif isinstance(value, str):
             holder[key] = _other_text(value)
         else:

@@ -9,12 +9,14 @@ succeeded, found by seeded draws.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from jsonschema import Draft202012Validator
+from referencing import Registry
 
 from astrolabe.envs.arguments import argument_faults
 from astrolabe.envs.gates.literals import all_leaves, code_literals, lists_in, question_literals, scalars, siblings
@@ -64,6 +66,9 @@ class Candidates:
         self._other = all_leaves([value for g in env.goldens for value in (g.arguments, g.returns)])
         properties = tool.parameters.get("properties", {})
         self.required = [name for name in tool.parameters.get("required", []) if name in properties]
+        # One argument alone, under the whole schema's definitions; what binds several together is asked of the call.
+        alone = {k: v for k, v in tool.parameters.items() if k in ("type", "properties", "$defs", "definitions")}
+        self._one = Draft202012Validator(alone, registry=Registry())
         self._check_whole = not set(tool.parameters) <= _PLAIN_KEYS
         self.values = {name: self._values(name, schema) for name, schema in properties.items()}
 
@@ -75,12 +80,11 @@ class Candidates:
         schema = schema if isinstance(schema, dict) else {}
         mine = [g.arguments[name] for g in self.goldens if name in g.arguments]
         kinds = _kinds(schema, mine)
-        validator = Draft202012Validator({"$defs": self.tool.parameters.get("$defs", {}), **schema})
         out: list[Any] = []
         seen: set[str] = set()
         for value in self._ordered(schema, mine, kinds):
             key = fingerprint(value) + type(value).__name__[:1] * isinstance(value, bool)
-            if key not in seen and _kind(value) in kinds and validator.is_valid(value):
+            if key not in seen and _kind(value) in kinds and self._one.is_valid({name: value}):
                 seen.add(key)
                 out.append(value)
                 if len(out) == MAX_VALUES:
@@ -160,6 +164,8 @@ def unique(probes: Iterable[Probe]) -> list[Probe]:
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "other"
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, (int, float)):

@@ -27,7 +27,8 @@ class Finding:
     tool: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"reason": self.reason, "node": self.node, "tool": self.tool, "text": self.text}
+        text = self.text.encode("utf-8", "replace").decode()  # a row may hold halves of characters
+        return {"reason": self.reason, "node": self.node, "tool": self.tool, "text": text}
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,7 @@ FIELDS = (
     "schema", "id", "language", "domain", "question", "answer", "scenario", "expect", "answer_type", "nodes", "tools",
     "goldens", "distractors", "data", "mode", "state", "goal", "certificate", "provenance",
 )  # fmt: skip
+MAX_DEPTH = 64
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -29,6 +31,8 @@ def read_environment(row: Any) -> tuple[Environment | None, list[Finding]]:
     """The row as a record, if it is one, and what is wrong with it."""
     if not isinstance(row, dict):
         return None, [Finding("schema_invalid", "the row is not a JSON object")]
+    if too_deep(row):
+        return None, [Finding("schema_invalid", f"the row nests deeper than {MAX_DEPTH} levels")]
     findings: list[Finding] = []
     missing = [name for name in FIELDS if name not in row]
     if missing:
@@ -42,11 +46,9 @@ def read_environment(row: Any) -> tuple[Environment | None, list[Finding]]:
         for problem in error.errors(include_url=False, include_input=False, include_context=False)[:8]:
             place = ".".join(map(str, problem["loc"]))
             findings.append(Finding("schema_invalid", f"{place}: {problem['msg']}"))
-    except RecursionError:
-        findings.append(Finding("schema_invalid", "the row nests too deeply"))
     try:
         expected = environment_id(row)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         return None, [*findings, Finding("schema_invalid", f"the row has no canonical JSON: {error}")]
     if row.get("id") != expected:
         findings.append(Finding("id_mismatch", f"the content's id is {expected}"))
@@ -106,12 +108,57 @@ def _malformed_tool(tool: EnvTool) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _schema_fault(schema_text: str) -> str:
-    """What is wrong with a JSON Schema, given as its canonical text; empty if nothing is."""
+    """What is wrong with a JSON Schema, given as its canonical text; empty if nothing is. Patterns must compile and
+    references point to a definition inside the schema: nothing is ever fetched."""
+    schema = json.loads(schema_text)
     try:
-        Draft202012Validator.check_schema(json.loads(schema_text))
+        Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         return error.message
+    for part in _subschemas(schema):
+        reference = part.get("$ref", part.get("$dynamicRef"))
+        if reference is not None and not _points_inside(schema, reference):
+            return f"{reference!r} is no definition of this schema"
+        for pattern in [part.get("pattern"), *part.get("patternProperties", {})]:
+            try:
+                re.compile(pattern or "")
+            except (re.error, TypeError, RecursionError) as error:
+                return f"the pattern {pattern!r} does not compile: {error}"
     return ""
+
+
+def _subschemas(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object inside a schema that may be a schema (enum and const values aside)."""
+    if isinstance(value, dict):
+        yield value
+        for key, member in value.items():
+            if key not in ("enum", "const", "default", "examples"):
+                yield from _subschemas(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _subschemas(member)
+
+
+def _points_inside(schema: Any, reference: Any) -> bool:
+    """Whether a reference is a JSON pointer to something in the schema."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return reference == "#"
+    for step in reference[2:].split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(schema, dict) or step not in schema:
+            return False
+        schema = schema[step]
+    return True
+
+
+def too_deep(value: Any) -> bool:
+    """Whether a JSON value nests deeper than any row needs to; looks without recursion."""
+    layer = [value]
+    for _ in range(MAX_DEPTH):
+        layer = [m for v in layer if isinstance(v, (dict, list)) for m in (v.values() if isinstance(v, dict) else v)]
+        if not layer:
+            return False
+    return True
 
 
 def _is_path(path: str) -> bool:
