@@ -106,13 +106,13 @@ async def _work(item: Item[KnowledgeSample], ctx: EnvironmentContext) -> Outcome
     )
 
 
-def synthesise_environments(knowledge: Path | None, out: Path, options: SynthOptions) -> int:
-    """Synthesise environments from a JSONL file of knowledge (None: the project's own) into the run folder `out`; returns
-    the exit code (FORMATS).
+def synthesise_environments(knowledge: Path | None, out: Path, options: SynthOptions, *, samples: int = SAMPLES) -> int:
+    """Synthesise environments from a JSONL file of knowledge (None: the project's own) into the run folder `out`,
+    `samples` of each row; returns the exit code (FORMATS).
 
     UsageError if the file is missing, ServerError if a model server does not answer, RunError if `out` is another run.
     """
-    everything = read_samples(knowledge)
+    everything = read_samples(knowledge, samples)
     items = options.select(everything)
     unusable = [item.value.error for item in items if item.value.error]
     for text in unusable:

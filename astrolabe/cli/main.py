@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from astrolabe.cli import doctor, env, evaluate, reward, rollout, serve, status, synth, train, view
+from astrolabe.cli import demo, doctor, env, evaluate, reward, rollout, serve, status, synth, train, view
 from astrolabe.records.errors import EXIT_DONE, EXIT_PARTIAL, EXIT_USAGE, AstrolabeError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.add_typer(synth.app, name="synth")
 app.add_typer(env.app, name="env")

@@ -19,7 +19,9 @@ def main() -> None:
     given = vars(parser.parse_args())
     out = given.pop("out")
     knowledge = Path(astrolabe.__file__).parent / "data" / "knowledge"
-    make_base(BaseRecipe(**given), out, [knowledge / "en.jsonl", knowledge / "zh.jsonl"], lambda text: print(text, flush=True))
+    make_base(
+        BaseRecipe(**given), out, [knowledge / "en.jsonl", knowledge / "zh.jsonl"], lambda text: print(text, flush=True)
+    )
 
 
 if __name__ == "__main__":

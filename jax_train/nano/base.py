@@ -43,12 +43,12 @@ class BaseRecipe:
     layers: int = 4
     heads: int = 5
     head_dim: int = 32
-    episodes: int = 12_000
+    episodes: int = 6000
     redundancy: float = 0.5
     max_nodes: int = 6
     rows: int = 8
     budget: int = 512
-    steps: int = 3000
+    steps: int = 1500
     lr: float = 2e-3
     warmup: int = 100
 
@@ -106,9 +106,7 @@ def make_samples(recipe: BaseRecipe, folder: Path, count: int, workers: int = 2)
     return [Sample(tokens=tokens, mask=mask) for tokens, mask in rows[:count]]
 
 
-def _batches(
-    samples: list[Sample], recipe: BaseRecipe, vocab_size: int, epoch: int
-) -> list[PackedBatch]:
+def _batches(samples: list[Sample], recipe: BaseRecipe, vocab_size: int, epoch: int) -> list[PackedBatch]:
     order = np.random.default_rng([recipe.seed, epoch]).permutation(len(samples))
     # First-fit decreasing over everything would sort the rows by length; packing slices of an epoch keeps them mixed.
     out: list[PackedBatch] = []
@@ -118,8 +116,8 @@ def _batches(
     return out
 
 
-def train(recipe: BaseRecipe, folder: Path, samples: list[Sample], held_out: list[Sample], log: Any = print) -> Any:
-    """Float32 params after `recipe.steps` steps."""
+def train(recipe: BaseRecipe, folder: Path, samples: list[Sample], held_out: list[Sample], log: Any = print) -> None:
+    """Train for `recipe.steps` steps; the weights are written every hundred and at the end."""
     config = ModelConfig.from_hf(folder)
     schedule = make_schedule("cosine", recipe.lr, recipe.steps, recipe.warmup, 0.05)
     optimizer = make_optimizer(schedule, b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.05, mu_dtype=None)
@@ -133,27 +131,27 @@ def train(recipe: BaseRecipe, folder: Path, samples: list[Sample], held_out: lis
         for batch in _batches(samples, recipe, config.vocab_size, epoch):
             state, report = step(state, stack([batch]))
             done += 1
-            if done % 50 == 0 or done == recipe.steps:
+            if done % 100 == 0 or done == recipe.steps:
                 parts = jax.device_get([evaluate(state.params, b) for b in held])
                 loss = sum(p[0] for p in parts) / sum(p[1] for p in parts)
                 log(
                     f"step {done}/{recipe.steps} epoch {epoch} loss {float(report['loss']):.4f} "
                     f"held-out {loss:.4f} {time.monotonic() - began:.0f} s"
                 )
+                save_params(jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params), config, folder)
             if done == recipe.steps:
                 break
         epoch += 1
-    return jax.device_get(state.params)
 
 
 def make_base(recipe: BaseRecipe, folder: Path, knowledge: list[Path], log: Any = print) -> Path:
     """The whole recipe; the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = write_tokenizer(recipe, folder, knowledge)
-    config = write_config(recipe, folder, vocab_size)
+    write_config(recipe, folder, vocab_size)
     log(f"tokenizer of {vocab_size} entries")
     samples = make_samples(recipe, folder, recipe.episodes + 200)
     held_out, samples = samples[:200], samples[200:]
     log(f"{len(samples)} episodes, {sum(map(len, samples))} tokens")
-    params = train(recipe, folder, samples, held_out, log)
-    return save_params(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), config, folder)
+    train(recipe, folder, samples, held_out, log)
+    return folder

@@ -50,9 +50,7 @@ def episode(environment: Environment, rng: random.Random, redundancy: float) -> 
         messages.append(Message(role="assistant", tool_calls=[call]))
         messages.append(Message(role="tool", content=observation(golden.returns), tool_call_id=call.id))
     messages.append(
-        Message(
-            role="assistant", content=final_text(environment.expect, environment.answer, environment.language)
-        )
+        Message(role="assistant", content=final_text(environment.expect, environment.answer, environment.language))
     )
     return Trajectory(task=Task(question=environment.question), messages=messages, tools=environment.policy_tools())
 
