@@ -56,11 +56,11 @@ class DiskSync:
     async def push(self, params: Any, version: int) -> None:
         """ModelFailure if the server does not take them; it then goes on with the old ones."""
         target = self._folder / f"version-{version}"
-        partial = target.with_suffix(".tmp")
+        partial = self._folder / "writing"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(target, ignore_errors=True)
         partial.mkdir(parents=True)
-        self._save(params, partial)
+        await asyncio.to_thread(self._save, params, partial)
         partial.rename(target)
         await self._client.pause(self._mode)
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from serving.chat import ModelFailure
@@ -20,8 +22,7 @@ class Server:
         self.log.append(("continue",))
 
     async def update_weights_from_disk(self, path, version):
-        with open(f"{path}/weights") as file:
-            self.log.append(("update", file.read(), version))
+        self.log.append(("update", Path(path, "weights").read_text(), version))
         if self.refuse:
             raise ModelFailure("server_error", "no")
 
@@ -45,7 +46,7 @@ async def test_generation_goes_on_when_the_server_refuses_the_weights(tmp_path):
 
 async def test_the_last_folders_stay_and_a_half_written_one_is_never_shown(tmp_path):
     sync = DiskSync(server := Server(), tmp_path, save, keep=2)
-    (tmp_path / "version-9.tmp").mkdir()
+    (tmp_path / "writing").mkdir()  # a killed process left it
     for version in (8, 9, 10, 11):
         await sync.push(str(version), version)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-10", "version-11"]
