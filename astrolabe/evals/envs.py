@@ -218,7 +218,7 @@ async def _policy(
     from serving.render import Renderer
 
     renderer = Renderer.from_folder(model)
-    engine = Engine(model, renderer, slots=min(16, concurrency))
+    engine = Engine(model, renderer, slots=min(64, concurrency))
 
     async def close() -> None:
         engine.close()
