@@ -113,6 +113,8 @@ def test_the_installed_command_prints_one_line_and_exits_with_the_code(tmp_path)
         ["rollout", "--envs", "{missing}", "--model-url", "http://127.0.0.1:1", "--out", "{out}"],
         ["reward", "{missing}", "--kind", "ladder"],
         ["train", "sft", "--config", "{missing}"],
+        ["eval", "envs", "--envs", "{missing}", "--model-url", "http://127.0.0.1:1"],
+        ["serve", "policy", "--model", "{missing}", "--port", "0"],
     ],
 )
 def test_a_missing_file_is_named_and_nothing_is_begun(tmp_path, arguments):
@@ -254,7 +256,7 @@ def test_doctor_reports_as_json_and_names_a_server_that_is_gone():
 
 def test_every_verb_has_help():
     for verb in (
-        ["doctor"], ["synth", "trajectories"], ["synth", "environments"], ["env", "check"], ["serve", "policy"],
+        ["demo"], ["doctor"], ["synth", "trajectories"], ["synth", "environments"], ["env", "check"], ["serve", "policy"],
         ["serve", "teacher"], ["train", "sft"], ["train", "grpo"], ["train", "dpo"], ["rollout"], ["reward"],
         ["eval", "envs"], ["status"], ["view"],
     ):  # fmt: skip

@@ -19,12 +19,13 @@ def policy(
     port: Port = 30000,
     slots: Annotated[int, typer.Option("--slots", min=1, help="Requests decoded at once.")] = 8,
     max_len: Annotated[int, typer.Option("--max-len", min=16, help="Tokens per slot, prompt and output.")] = 2048,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of requests that bring none.")] = 0,
+    thinking: Annotated[bool, typer.Option("--thinking", help="Let the chat template open a thought.")] = False,
+    name: Annotated[str | None, typer.Option("--name", help="Model name it answers to. Default: the folder's.")] = None,
 ) -> None:
     """The embedded JAX engine, with SGLang's endpoints."""
     from serving.engine.server import serve
 
-    serve(model, host=host, port=port, slots=slots, max_len=max_len, seed=seed)
+    serve(model, host=host, port=port, slots=slots, max_len=max_len, enable_thinking=thinking, model_name=name)
 
 
 @app.command()
