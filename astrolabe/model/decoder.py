@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from astrolabe.model.attention import cached_attention, packed_attention
 from astrolabe.model.config import ModelConfig
 from astrolabe.model.sharding import gathered, spec, tree_shardings
+from astrolabe.records.ids import seed_for
 
 Params = dict[str, Any]
 """{"embed" [V,D], "norm" [D], "head" [V,D] unless tied, "layers": {name: [L,...]}}."""
@@ -36,15 +37,13 @@ REMAT: dict[str, Callable[..., Any] | None] = {
 """Rematerialisation of a layer by name: none keeps all activations, full keeps only a layer's input."""
 
 
-def _weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], scale: float | None) -> nnx.Param:
-    """A weight: normal with deviation `scale`, or ones (None), or zeros (0)."""
-    if scale is None:
-        value = jnp.ones(shape)
-    elif scale == 0:
-        value = jnp.zeros(shape)
-    else:
-        value = scale * jax.random.normal(rngs.params(), shape)
-    return nnx.Param(value, axes=axes)
+def _weight(shape: tuple[int, ...], axes: tuple[str, ...], scale: float | None) -> nnx.Param:
+    """A weight with its logical axes; `scale`: deviation of its first values (None: they are ones, 0: zeros).
+
+    `init_decoder` draws the values on the host, since compiling a dozen generators costs more than a small model's
+    whole training step; the module itself is only ever traced for its shapes.
+    """
+    return nnx.Param(jnp.zeros(shape), axes=axes, scale=scale)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -85,30 +84,28 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 class Layer(nnx.Module):
     """All layers' weights, stacked; as a function, one layer (the scan slices the leading axis away)."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.config = config
         n, d, f, k = config.num_layers, config.hidden_size, config.intermediate_size, config.head_dim
         heads, kv = config.num_heads, config.num_kv_heads
         scale = d**-0.5
         residual = (2 * n) ** -0.5  # keeps the residual stream's variance independent of depth
-        self.attn_norm = _weight(rngs, (n, d), ("layers", "norm"), None)
-        self.q = _weight(rngs, (n, d, heads, k), ("layers", "embed", "heads", "head_dim"), scale)
-        self.k = _weight(rngs, (n, d, kv, k), ("layers", "embed", "kv_heads", "head_dim"), scale)
-        self.v = _weight(rngs, (n, d, kv, k), ("layers", "embed", "kv_heads", "head_dim"), scale)
-        self.o = _weight(
-            rngs, (n, heads, k, d), ("layers", "heads", "head_dim", "embed"), (heads * k) ** -0.5 * residual
-        )
+        self.attn_norm = _weight((n, d), ("layers", "norm"), None)
+        self.q = _weight((n, d, heads, k), ("layers", "embed", "heads", "head_dim"), scale)
+        self.k = _weight((n, d, kv, k), ("layers", "embed", "kv_heads", "head_dim"), scale)
+        self.v = _weight((n, d, kv, k), ("layers", "embed", "kv_heads", "head_dim"), scale)
+        self.o = _weight((n, heads, k, d), ("layers", "heads", "head_dim", "embed"), (heads * k) ** -0.5 * residual)
         if config.qk_norm:
-            self.q_norm = _weight(rngs, (n, k), ("layers", "norm"), None)
-            self.k_norm = _weight(rngs, (n, k), ("layers", "norm"), None)
+            self.q_norm = _weight((n, k), ("layers", "norm"), None)
+            self.k_norm = _weight((n, k), ("layers", "norm"), None)
         if config.qkv_bias:
-            self.q_bias = _weight(rngs, (n, heads, k), ("layers", "heads", "head_dim"), 0)
-            self.k_bias = _weight(rngs, (n, kv, k), ("layers", "kv_heads", "head_dim"), 0)
-            self.v_bias = _weight(rngs, (n, kv, k), ("layers", "kv_heads", "head_dim"), 0)
-        self.mlp_norm = _weight(rngs, (n, d), ("layers", "norm"), None)
-        self.gate = _weight(rngs, (n, d, f), ("layers", "embed", "mlp"), scale)
-        self.up = _weight(rngs, (n, d, f), ("layers", "embed", "mlp"), scale)
-        self.down = _weight(rngs, (n, f, d), ("layers", "mlp", "embed"), f**-0.5 * residual)
+            self.q_bias = _weight((n, heads, k), ("layers", "heads", "head_dim"), 0)
+            self.k_bias = _weight((n, kv, k), ("layers", "kv_heads", "head_dim"), 0)
+            self.v_bias = _weight((n, kv, k), ("layers", "kv_heads", "head_dim"), 0)
+        self.mlp_norm = _weight((n, d), ("layers", "norm"), None)
+        self.gate = _weight((n, d, f), ("layers", "embed", "mlp"), scale)
+        self.up = _weight((n, d, f), ("layers", "embed", "mlp"), scale)
+        self.down = _weight((n, f, d), ("layers", "mlp", "embed"), f**-0.5 * residual)
 
     def qkv(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """x [B,T,D] -> rotated queries [B,T,H,K] and keys [B,T,N,K], values [B,T,N,K]."""
@@ -173,14 +170,14 @@ class Layer(nnx.Module):
 class Decoder(nnx.Module):
     """Embedding, stacked layers, final norm, and a head unless it is tied to the embedding."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.config = config
         v, d = config.vocab_size, config.hidden_size
-        self.embed = _weight(rngs, (v, d), ("vocab", "embed"), d**-0.5)
-        self.layers = Layer(config, rngs)
-        self.norm = _weight(rngs, (d,), ("norm",), None)
+        self.embed = _weight((v, d), ("vocab", "embed"), d**-0.5)
+        self.layers = Layer(config)
+        self.norm = _weight((d,), ("norm",), None)
         if not config.tie_embeddings:
-            self.head = _weight(rngs, (v, d), ("vocab", "embed"), d**-0.5)
+            self.head = _weight((v, d), ("vocab", "embed"), d**-0.5)
 
     def lookup(self, ids: jax.Array) -> jax.Array:
         """ids [B,T] -> [B,T,D]."""
@@ -237,39 +234,51 @@ class Decoder(nnx.Module):
 
 
 @functools.lru_cache(maxsize=16)
-def _abstract(config: ModelConfig) -> tuple[Any, Any, Params, Params]:
-    """Graph definition, abstract state, and the same as plain dicts: shapes and logical axes."""
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
-    axes = jax.tree.map(lambda p: p.get_metadata("axes"), state, is_leaf=lambda x: isinstance(x, nnx.Param))
-    return graphdef, state, nnx.to_pure_dict(state), nnx.to_pure_dict(axes)
+def _abstract(config: ModelConfig) -> tuple[Any, Any]:
+    """Graph definition and abstract state."""
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config)))
+
+
+def _metadata(config: ModelConfig, name: str) -> Params:
+    state = _abstract(config)[1]
+    return nnx.to_pure_dict(
+        jax.tree.map(lambda p: p.get_metadata(name), state, is_leaf=lambda x: isinstance(x, nnx.Param))
+    )
 
 
 def abstract_params(config: ModelConfig) -> Params:
     """The params' tree of ShapeDtypeStructs (float32)."""
-    return _abstract(config)[2]
+    return nnx.to_pure_dict(_abstract(config)[1])
 
 
 def param_axes(config: ModelConfig) -> Params:
     """The params' tree of logical axes, one tuple of names per weight."""
-    return _abstract(config)[3]
+    return _metadata(config, "axes")
 
 
 def init_decoder(
     config: ModelConfig, seed: int, dtype: Any = jnp.float32, mesh: Mesh | None = None
 ) -> tuple[Any, Params]:
-    """Fresh weights from `seed`, made straight onto their shards where there is a mesh: (graph definition, params)."""
+    """Fresh weights from `seed`, each put on its shards where there is a mesh: (graph definition, params).
 
-    def make(key: jax.Array) -> Params:
-        state = nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(key))))
-        return jax.tree.map(lambda x: x.astype(dtype), state)
-
-    shardings = None if mesh is None else tree_shardings(mesh, param_axes(config))
-    params = jax.jit(make, out_shardings=shardings)(jax.random.key(seed))
-    return _abstract(config)[0], params
+    Equal seeds give equal weights on every machine and mesh.
+    """
+    paths, tree = jax.tree.flatten_with_path(abstract_params(config))
+    scales = jax.tree.leaves(_metadata(config, "scale"), is_leaf=lambda x: x is None)
+    shardings = [None] * len(paths) if mesh is None else jax.tree.leaves(tree_shardings(mesh, param_axes(config)))
+    made = []
+    for (path, leaf), scale, sharding in zip(paths, scales, shardings, strict=True):
+        rng = np.random.default_rng(seed_for(seed, jax.tree_util.keystr(path)))
+        if scale is None:
+            value = np.ones(leaf.shape, np.float32)
+        else:
+            value = rng.standard_normal(leaf.shape, np.float32) * np.float32(scale)
+        made.append(jax.device_put(jnp.asarray(value, dtype), sharding))
+    return _abstract(config)[0], jax.tree.unflatten(tree, made)
 
 
 def _merge(params: Params, config: ModelConfig, dtype: Any) -> Decoder:
-    graphdef, abstract, _, _ = _abstract(config)
+    graphdef, abstract = _abstract(config)
     if dtype is not None:
         params = jax.tree.map(lambda x: x.astype(dtype), params)
     state = jax.tree.map(lambda x: x, abstract)

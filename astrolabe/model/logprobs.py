@@ -57,10 +57,13 @@ def next_token_logprobs(
     hidden [B, T, D] are the states of `tokens` [B, T]; place t of the result is read from the state at t - 1. A
     segment's first token has no state before it: its mask must be 0 (`jax_train.packing` checks it).
     """
-    ahead = partial(jnp.roll, shift=-1, axis=1)
-    wanted = ahead(mask)
-    logp, entropy = token_logprobs(hidden, head, ahead(tokens), temperature, chunk, wanted)
-    return jnp.roll(logp, 1, axis=1), jnp.roll(entropy, 1, axis=1)
+    logp, entropy = token_logprobs(hidden, head, _shifted(tokens, -1), temperature, chunk, _shifted(mask, -1))
+    return _shifted(logp, 1), _shifted(entropy, 1)
+
+
+def _shifted(x: jax.Array, by: int) -> jax.Array:
+    """x [B, T] rolled along T; rows are gathered over `context` for it."""
+    return reshard(jnp.roll(reshard(x, "batch", None), by, axis=1), "batch", "length")
 
 
 def _local(

@@ -122,7 +122,7 @@ def decode_chunk(
 
 @functools.lru_cache(maxsize=16)
 def _skeleton(config: ModelConfig) -> tuple[Any, Any]:
-    return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config)))
 
 
 def _forward(
