@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tokenizers import Tokenizer
 
 from astrolabe.model.config import ModelConfig
 from astrolabe.model.safetensors_io import save_params
@@ -43,12 +44,12 @@ class BaseRecipe:
     layers: int = 4
     heads: int = 5
     head_dim: int = 32
-    episodes: int = 6000
-    redundancy: float = 0.5
+    episodes: int = 8000
+    redundancy: float = 0.3
     max_nodes: int = 6
     rows: int = 8
     budget: int = 512
-    steps: int = 1500
+    steps: int = 1200
     lr: float = 2e-3
     warmup: int = 100
 
@@ -89,8 +90,9 @@ def write_config(recipe: BaseRecipe, folder: Path, vocab_size: int) -> ModelConf
 
 def _episodes(folder: str, recipe: BaseRecipe, seed: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     renderer = Renderer.from_folder(folder)
+    words = corpus.Words.of(Tokenizer.from_file(f"{folder}/tokenizer.json").get_vocab(with_added_tokens=False))
     made = corpus.samples(
-        renderer, seed, max_nodes=recipe.max_nodes, redundancy=recipe.redundancy, max_len=recipe.budget
+        renderer, words, seed, max_nodes=recipe.max_nodes, redundancy=recipe.redundancy, max_len=recipe.budget
     )
     return [(np.asarray(s.tokens), np.asarray(s.mask)) for s in itertools.islice(made, count)]
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from agents.teacher.environments import build_environments, final_text
-from agents.teacher.random_worlds import random_knowledge
+from agents.teacher.random_worlds import Vocabulary, default_vocabulary, random_knowledge, random_world
+from agents.teacher.texts import write_text
 from astrolabe.envs.executor import observation
+from astrolabe.records.card import KnowledgeRow
 from astrolabe.records.environment import Environment, Golden
 from astrolabe.records.messages import FunctionCall, Message, ToolCall
 from astrolabe.records.trajectory import Task, Trajectory
@@ -26,10 +30,59 @@ PER_WORLD = 6
 """Environments that one made-up world is asked for."""
 
 
-def environments(rng: random.Random, max_nodes: int) -> Iterator[Environment]:
+@dataclass(frozen=True)
+class Words:
+    """Pieces that words are made of: every alphabetic token of the tokenizer, so that each is met in every role."""
+
+    lower: tuple[str, ...]
+    capital: tuple[str, ...]
+
+    @classmethod
+    def of(cls, vocabulary: Iterable[str]) -> Words:
+        plain = sorted({w for w in vocabulary if w.isascii() and w.isalpha() and 2 <= len(w) <= 12})
+        return cls(tuple(w for w in plain if w.islower()), tuple(w for w in plain if w.istitle()))
+
+    def vocabulary(self, rng: random.Random) -> Vocabulary:
+        """A vocabulary of one world: its nouns and qualifiers are one or two random pieces."""
+        base = default_vocabulary("en")
+
+        def word() -> str:
+            text = "".join(rng.choice(self.lower) for _ in range(rng.choice((1, 1, 1, 2))))
+            # Plurals and articles of the question grammar want a noun that ends plainly.
+            return text if len(text) > 2 and text[-1] not in "shxzyf" else text + rng.choice(("t", "n", "k", "er"))
+
+        def words(count: int) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(word() for _ in range(count)))
+
+        return replace(base, kinds=words(8), qualifiers=words(16), links=(*base.links[:3], *words(6)), invented=0.1)
+
+    def name(self, rng: random.Random) -> str:
+        """A name of one or two capitalised words."""
+
+        def word() -> str:
+            text = rng.choice(self.capital)
+            return text + rng.choice(self.lower) if len(text) < 3 or rng.random() < 0.2 else text
+
+        return " ".join(word() for _ in range(rng.choice((1, 2, 2))))
+
+
+def made_up_row(rng: random.Random, words: Words | None) -> KnowledgeRow:
+    """A knowledge row about a made-up world; with `words`, out of all of the tokenizer's pieces."""
+    if words is None:
+        return random_knowledge(rng, "en")
+    world = random_world(rng, "en", words.vocabulary(rng))
+    text = write_text(world, rng)
+    for members in world.types.values():
+        for old in members:
+            if not any(c.isdigit() for c in old):
+                text = re.sub(rf"\b{re.escape(old)}\b", words.name(rng), text)
+    return KnowledgeRow(domain=world.domain, text=text, language="en")
+
+
+def environments(rng: random.Random, max_nodes: int, words: Words | None = None) -> Iterator[Environment]:
     """English environments of at most `max_nodes` nodes over made-up worlds, for ever."""
     while True:
-        row = random_knowledge(rng, "en")
+        row = made_up_row(rng, words)
         for environment in build_environments(row, rng, PER_WORLD):
             if len(environment.nodes) <= max_nodes:
                 yield environment
@@ -56,11 +109,11 @@ def episode(environment: Environment, rng: random.Random, redundancy: float) -> 
 
 
 def samples(
-    renderer: Renderer, seed: int, *, max_nodes: int = 6, redundancy: float = 0.5, max_len: int = 512
+    renderer: Renderer, words: Words, seed: int, *, max_nodes: int = 6, redundancy: float = 0.3, max_len: int = 512
 ) -> Iterator[Sample]:
     """Token rows of at most `max_len` tokens, for ever; the assistant's turns are trained."""
     rng = random.Random(seed)
-    for environment in environments(rng, max_nodes):
+    for environment in environments(rng, max_nodes, words):
         sample = sft_sample(episode(environment, rng, redundancy), renderer)
         if len(sample) <= max_len:
             yield sample

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from renderers import qwen3
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CONTROL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -45,10 +45,15 @@ FRAGMENTS = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of about `vocab_size` entries, digits kept single (numbers are copied, not remembered)."""
+    """Byte-level BPE of about `vocab_size` entries. Digits are kept single (numbers are copied, not remembered), and
+    spaces stand alone: `wing` is the same token in `wing_span` and in `the wing span`, so that a question and a tool
+    can be matched by identity."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}|\s|[^\p{L}\p{N}\s]+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     bpe.decoder = decoders.ByteLevel()
     bpe.train_from_iterator(
