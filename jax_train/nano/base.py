@@ -49,7 +49,7 @@ class BaseRecipe:
     max_nodes: int = 6
     rows: int = 8
     budget: int = 512
-    steps: int = 1200
+    steps: int = 1000
     lr: float = 2e-3
     warmup: int = 100
 

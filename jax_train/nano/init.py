@@ -28,6 +28,8 @@ SHARPNESS = 1.5
 """Gain of queries and keys after their norm, in the two layers."""
 WRITE, COPY = 0.12, 0.35
 """Output scales of the previous-token and the induction heads, against embeddings of norm 1."""
+QUIET = 0.1
+"""Factor on the output weights of everything else."""
 FAST = (0.5, 0.3, 0.2)
 """Energy of a previous-token head at the three fastest frequencies."""
 CONTEXT = 512
@@ -58,6 +60,9 @@ def init_copying(config: ModelConfig, seed: int) -> dict[str, Any]:
     params["embed"] = embed.astype(np.float32)
 
     layers = params["layers"]
+    # The embeddings have norm 1; what the untrained rest adds to them must not drown what the heads read.
+    layers["o"] *= QUIET
+    layers["down"] *= QUIET
     layers["q_norm"][:2] = layers["k_norm"][:2] = SHARPNESS
     frequencies = rope_frequencies(config)
     for head in range(2):
