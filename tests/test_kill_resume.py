@@ -18,7 +18,7 @@ assert SPEC.loader is not None
 kill_resume = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(kill_resume)
 
-THINGS = ("library", "harbour", "orchard")
+THINGS = ("library", "harbour", "orchard", "museum", "theatre")
 
 
 def tool(name: str, description: str, **arguments: str) -> dict:
@@ -48,11 +48,12 @@ def cards(tmp_path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are seen through /proc")
 @pytest.mark.parametrize("what", ["trajectories", "environments"])
 def test_killed_synthesis_ends_with_the_files_of_an_unbroken_run_and_leaves_no_process(tmp_path, cards, what):
     arguments = ["synth", what, "--seed", "3", "--concurrency", "2"]
-    arguments += ["--servers", str(cards)] if what == "trajectories" else ["--limit", "3"]
+    arguments += ["--limit", "3"] + (["--servers", str(cards)] if what == "trajectories" else [])
     done, faults = kill_resume.kill_and_resume(arguments, tmp_path, kills=2, seed=1, say=False)
     assert faults == []
     assert done == 2
@@ -60,6 +61,7 @@ def test_killed_synthesis_ends_with_the_files_of_an_unbroken_run_and_leaves_no_p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_replayed_run_has_the_files_of_the_recorded_one_without_any_server(tmp_path, cards):
     arguments = ["synth", "trajectories", "--seed", "3", "--servers", str(cards), "--limit", "2"]
     assert kill_resume.launch(arguments, tmp_path / "one").wait() == 0
@@ -80,6 +82,7 @@ def test_a_replayed_run_has_the_files_of_the_recorded_one_without_any_server(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ctrl_c_ends_a_synthesis_in_order_and_it_goes_on(tmp_path, cards):
     arguments = ["synth", "trajectories", "--seed", "3", "--servers", str(cards), "--concurrency", "1"]
     assert kill_resume.launch(arguments, tmp_path / "whole").wait() == 0
