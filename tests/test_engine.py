@@ -71,7 +71,7 @@ def _row_logprobs(params: Params, row: jax.Array, count: jax.Array, temperature:
 
 def trainer_logprobs(params: Params, ids: list[int], start: int, temperature: float) -> np.ndarray:
     """Log-probs of ids[start:] as the trainer computes them: one packed, padded row."""
-    length = 256 if len(ids) <= 256 else 1024
+    length = 256
     row = np.zeros((1, length), np.int32)
     row[0, : len(ids)] = ids
     logp = _row_logprobs(params, row, len(ids), temperature, length)
@@ -298,12 +298,22 @@ async def test_the_trainer_may_donate_its_weights_after_a_swap(engine: Engine) -
     np.testing.assert_allclose(out.logprobs, trainer_logprobs(OTHER, prompt(9) + out.output_ids, 9, 1.0), atol=2e-5)
 
 
-async def test_the_cache_grows_with_what_requests_need() -> None:
-    with Engine((CONFIG, PARAMS), slots=2, max_len=900, stop_ids=[]) as engine:
-        ids = prompt(505)
+async def test_a_trainers_mesh_does_not_reach_the_engine() -> None:
+    mesh = jax.make_mesh((1, 1, 1, 1), ("data", "fsdp", "tensor", "context"))
+    sharded = init_decoder(CONFIG, 0, mesh=mesh)[1]
+    with jax.set_mesh(mesh), Engine((CONFIG, sharded), slots=4, max_len=192, stop_ids=[]) as engine:
+        first = await run(engine, prompt(9), max_new_tokens=4, seed=0)
+        await asyncio.wrap_future(engine.swap(sharded, 1))
+        assert (await run(engine, prompt(9), max_new_tokens=4, seed=0)).output_ids == first.output_ids
+
+
+async def test_the_cache_grows_with_what_requests_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.engine.engine.FIRST_LENGTH", 96)
+    with Engine((CONFIG, PARAMS), slots=4, max_len=192, stop_ids=[]) as engine:
+        ids = prompt(120)
         out = await run(engine, ids, max_new_tokens=20, seed=0)
-        np.testing.assert_allclose(out.logprobs, trainer_logprobs(PARAMS, ids + out.output_ids, 505, 1.0), atol=5e-5)
-        assert engine._cache[0][0].shape[2] == 900
+        np.testing.assert_allclose(out.logprobs, trainer_logprobs(PARAMS, ids + out.output_ids, 120, 1.0), atol=2e-5)
+        assert engine._cache[0][0].shape[2] == 192
 
 
 def test_sampling_follows_the_distribution() -> None:

@@ -24,7 +24,7 @@ from astrolabe.model.decoder import Params
 from astrolabe.records.errors import UsageError
 from astrolabe.records.ids import seed_for
 from serving.chat import ModelFailure
-from serving.engine.device import copy_prefix, decode_chunk, empty_cache, grow_cache, prefill
+from serving.engine.device import SlotCache, copy_prefix, decode_chunk, empty_cache, grow_cache, prefill
 from serving.engine.slots import Request, Slot, SlotTable
 from serving.render import Renderer
 from serving.tokens import Generation, PauseMode, Sampling
@@ -82,7 +82,7 @@ class Engine:
         self.counters: collections.Counter[str] = collections.Counter()
         self._params = self._own(params)
         self._table = SlotTable(slots, max_len)
-        self._cache = empty_cache(self.config, slots, min(FIRST_LENGTH, max_len), self.dtype)
+        self._cache: SlotCache = ()
         self._waiting: collections.deque[Request] = collections.deque()
         self._commands: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
             collections.deque()
@@ -237,8 +237,15 @@ class Engine:
         return load_params(path, self.config)
 
     def _own(self, params: Params) -> Params:
-        """Our copy on our device: the trainer donates its own buffers at its next step."""
-        return jax.tree.map(lambda x: jax.device_put(x, self._device, may_alias=False).astype(self.dtype), params)
+        """Our copy on our device, whole: the trainer donates its own buffers at its next step.
+
+        The sharding is named, not the device: given a device, JAX keeps a trainer's mesh axes in the array's type.
+        """
+        whole = jax.sharding.SingleDeviceSharding(self._device)
+        return jax.tree.map(
+            lambda x: jax.device_put(x if x.dtype == self.dtype else x.astype(self.dtype), whole, may_alias=False),
+            params,
+        )
 
     def _request(
         self,
@@ -301,6 +308,8 @@ class Engine:
     def _run(self) -> None:
         try:
             with jax.default_device(self._device):
+                # Made here, and not by the caller, who may have set a mesh: that is a matter of the thread.
+                self._cache = empty_cache(self.config, self.slots, min(FIRST_LENGTH, self.max_len), self.dtype)
                 while self._turn():
                     pass
             self._fail_all(ModelFailure("server_error", "the engine was closed"))
