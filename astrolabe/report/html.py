@@ -25,13 +25,14 @@ from astrolabe.report.charts import Series, line_chart
 RECORD_FILES = ("trajectories.jsonl", "rollouts.jsonl", "environments.jsonl", "preferences.jsonl")
 CURVES = (
     ("loss", "Loss"),
-    ("reward_mean", "Mean reward"),
-    ("f1", "Mean F1"),
+    ("validation_loss", "Validation loss"),
+    ("reward", "Mean reward"),
     ("answer_accuracy", "Answer accuracy"),
-    ("calls_per_episode", "Calls per episode"),
-    ("entropy", "Entropy (nats per token)"),
+    ("calls", "Calls per episode"),
+    ("errors", "Errors per episode"),
     ("accept_rate", "Groups accepted"),
-    ("mismatch", "Engine against trainer, mean |d log p|"),
+    ("entropy", "Entropy (nats per token)"),
+    ("mismatch_kl", "Engine against trainer, KL (nats per token)"),
 )
 
 
