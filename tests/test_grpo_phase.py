@@ -12,6 +12,7 @@ import pytest
 from grpo_fakes import BUDGET, grpo_learner, shown_policy, tiny_renderer, two_tool_environment
 
 from astrolabe.envs.sandbox import Sandbox
+from astrolabe.evals.envs import evaluate
 from astrolabe.model.safetensors_io import save_params
 from astrolabe.records.errors import RunError
 from astrolabe.records.run_store import RunStore
@@ -23,7 +24,12 @@ from jax_train.filler import FillerConfig
 from jax_train.groups import Group, Member, RolloutConfig, Row, sandboxed
 from jax_train.phases import grpo
 from jax_train.phases.grpo import GrpoLoop, GrpoSettings, samples_of
+from jax_train.phases.selfcritic import SelfCriticConfig
+from jax_train.phases.selfcritic import run as run_selfcritic
+from jax_train.rollout import rollout_file
 from serving.engine.engine import Engine
+from serving.engine.server import create_app
+from serving.http import launch_in_thread
 from serving.render import Renderer
 from serving.sync import InProcessSync
 from serving.tokens import Sampling
@@ -228,3 +234,39 @@ async def test_asynchronous_rollouts_stay_within_the_staleness_bound(policy, san
     assert all(row["staleness_max"] <= 1 for row in rows)
     assert all(row["trained_rollouts"] == 12 for row in rows)
     assert loop.filler.balance() == 0
+
+
+@pytest.mark.slow
+def test_a_served_policy_is_rolled_out_and_evaluated_as_the_one_in_process(folder, tmp_path):
+    environments = tmp_path / "environments.jsonl"
+    environments.write_text("".join(two_tool_environment(i).to_line() + "\n" for i in range(2)))
+    limits = {"max_new_tokens": 40, "budgets": Budgets(max_turns=3, max_tokens=90), "progress": False}
+    inside = evaluate(environments, model=folder, n=2, temperature=1.0, **limits)
+    renderer = Renderer.from_folder(folder)
+    with Engine(folder, renderer, slots=4) as engine, launch_in_thread(create_app(engine)) as server:
+        outside = evaluate(environments, server.url, n=2, temperature=1.0, **limits)
+        report = rollout_file(environments, server.url, 2, tmp_path / "run", **limits)
+    assert outside == inside
+    assert report.rows == {"rollouts": 4, "rejected": 0}
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
+    assert all(row["traces"][0]["length"] > 100 for row in rows)
+
+
+@pytest.mark.slow
+def test_the_self_critic_round_learns_from_the_policys_own_pairs_and_continues(folder, tmp_path):
+    grpo_config = phase_config(folder, tmp_path)
+    config = SelfCriticConfig(
+        **grpo_config.model_dump(include={"model", "environments", "rollout", "engine", "optimizer"}),
+        out=tmp_path / "critic",
+        batch={"rows": 1, "budget": 2 * BUDGET},
+        steps=3,
+    )
+    summary = run_selfcritic(config)
+    assert summary["pairs"] > 0
+    pairs = [json.loads(line) for line in (config.rollouts / "preferences.jsonl").read_text().splitlines()]
+    assert len(pairs) == summary["pairs"]
+    assert all(pair["chosen"]["reward"] > pair["rejected"]["reward"] for pair in pairs)
+    assert (Path(summary["model"]) / "model.safetensors").is_file()
+    before = (config.rollouts / "rollouts.jsonl").read_bytes()
+    assert run_selfcritic(config)["pairs"] == summary["pairs"]
+    assert (config.rollouts / "rollouts.jsonl").read_bytes() == before
