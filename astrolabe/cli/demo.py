@@ -1,8 +1,8 @@
 """`astrolabe demo`: the whole loop on the CPU, from the project's own cards and knowledge to a policy that has learnt.
 
     cards ─► trajectories ─┐
-    knowledge ─► environments ─► demonstrations ─► SFT ─► GRPO ─► self-critic (DPO)
-               └► held-out environments ───────────► evaluation of each policy ─► table, report.html
+    knowledge ─► environments ─┴─► demonstrations ─► SFT ─► GRPO ─► self-critic (DPO)
+    held-out environments (shipped) ─► evaluation of each policy ─► table, report.html
 
 Every step is the verb that a user would call, on a run folder of its own: a demo that was stopped goes on where it was.
 """
@@ -10,6 +10,7 @@ Every step is the verb that a user would call, on a run folder of its own: a dem
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
 import time
@@ -20,13 +21,11 @@ from typing import Annotated, Any
 import typer
 
 from astrolabe.records.errors import RunError
+from jax_train.nano.held_out import DATA, FILE, rows_of, split_knowledge, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "astrolabe" / "data"
 CONFIG = ROOT / "configs" / "demo.toml"
-HELD_OUT_SHARE = 0.55
-"""Share of the knowledge's domains that no training sees."""
-TRAIN_SAMPLES, HELD_OUT_SAMPLES = 4, 6
+TRAIN_SAMPLES = 3
 """Environments asked for per knowledge row."""
 HELD_OUT = 240
 """Environments that are evaluated, at most."""
@@ -40,13 +39,9 @@ def demo(
     from astrolabe.records.environment import Environment
 
     clock = _Clock(out / "clock.json")
-    train_knowledge, held_out_knowledge = split_knowledge(out / "knowledge", seed)
+    knowledge = write_rows(out / "knowledge.jsonl", split_knowledge()[0])
     clock("trajectories from server cards", lambda: _trajectories(out / "trajectories", seed))
-    clock(
-        "training environments from knowledge",
-        lambda: _environments(train_knowledge, out / "train", TRAIN_SAMPLES, seed),
-    )
-    clock("held-out environments", lambda: _environments(held_out_knowledge, out / "held-out", HELD_OUT_SAMPLES, seed))
+    clock("environments from knowledge", lambda: _environments(knowledge, out / "train", seed))
     train, held_out, leaks = select(out, seed)
     clock("demonstrations of the teacher", lambda: _demonstrations(train, out / "demonstrations", seed))
     base = DATA / "nano"
@@ -59,7 +54,7 @@ def demo(
         results[name] = clock(f"evaluation: {name}", lambda n=name, m=model: _evaluate(n, m, held_out, out, seed))
     table = result_table(results)
     print_table(table)
-    rows = [Environment.from_json(r) for r in _rows(held_out)]
+    rows = [Environment.from_json(r) for r in rows_of(held_out)]
     page = write_page(out, table, results, leaks, clock.seconds, len(rows))
     print(f"\n{len(rows)} held-out environments; in both sets: " + ", ".join(f"{r['both']} {r['what']}" for r in leaks))
     print(f"report: {page}")
@@ -85,30 +80,6 @@ class _Clock:
             self._file.write_text(json.dumps(self.seconds, indent=1))
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
-    from astrolabe.records.jsonl import read_rows
-
-    return [row for _, row in read_rows(file)]
-
-
-def _write(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return file
-
-
-def split_knowledge(folder: Path, seed: int) -> tuple[Path, Path]:
-    """The English knowledge of the project in two files that share no domain (the nano policy reads English)."""
-    from astrolabe.records.ids import rng_for
-
-    rows = _rows(DATA / "knowledge" / "en.jsonl")
-    domains = sorted({row["domain"] for row in rows})
-    rng_for(seed, "demo", "domains").shuffle(domains)
-    held_out = set(domains[: round(len(domains) * HELD_OUT_SHARE)])
-    train_file = _write(folder / "train.jsonl", [row for row in rows if row["domain"] not in held_out])
-    return train_file, _write(folder / "held-out.jsonl", [row for row in rows if row["domain"] in held_out])
-
-
 def _trajectories(out: Path, seed: int) -> None:
     from graphs.options import SynthOptions
     from graphs.trajectory import synthesise_trajectories
@@ -116,11 +87,11 @@ def _trajectories(out: Path, seed: int) -> None:
     _done(synthesise_trajectories(DATA / "cards" / "cards.jsonl", out, SynthOptions(seed=seed)), out)
 
 
-def _environments(knowledge: Path, out: Path, samples: int, seed: int) -> None:
+def _environments(knowledge: Path, out: Path, seed: int) -> None:
     from graphs.environment import synthesise_environments
     from graphs.options import SynthOptions
 
-    _done(synthesise_environments(knowledge, out, SynthOptions(seed=seed), samples=samples), out)
+    _done(synthesise_environments(knowledge, out, SynthOptions(seed=seed), samples=TRAIN_SAMPLES), out)
 
 
 def _done(code: int, out: Path) -> None:
@@ -134,15 +105,15 @@ def select(out: Path, seed: int) -> tuple[Path, Path, list[dict[str, Any]]]:
     from astrolabe.records.environment import Environment
     from astrolabe.records.ids import rng_for
 
-    train = [Environment.from_json(row) for row in _rows(out / "train" / "environments.jsonl")]
-    held_out = without_shared([Environment.from_json(r) for r in _rows(out / "held-out" / "environments.jsonl")], train)
+    train = [Environment.from_json(row) for row in rows_of(out / "train" / "environments.jsonl")]
+    held_out = without_shared([Environment.from_json(r) for r in rows_of(FILE)], train)
     rng_for(seed, "demo", "held-out").shuffle(held_out)
     held_out = held_out[:HELD_OUT]
     leaks = leak_report(train, held_out)
-    _write(out / "leaks.jsonl", leaks)
+    write_rows(out / "leaks.jsonl", leaks)
     return (
-        _write(out / "train.jsonl", [e.to_json() for e in train]),
-        _write(out / "held-out.jsonl", [e.to_json() for e in held_out]),
+        write_rows(out / "train.jsonl", [e.to_json() for e in train]),
+        write_rows(out / "held-out.jsonl", [e.to_json() for e in held_out]),
         leaks,
     )
 
@@ -210,7 +181,7 @@ def result_table(results: dict[str, Any]) -> dict[str, Any]:
     ]
     notes = ["Means over held-out environments, with 95 % bootstrap intervals over environments; greedy decoding."]
     names = list(results)
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in itertools.pairwise(names):
         d = compare(results[before], results[after])
         notes.append(f"{after} against {before}: F1 {d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}], paired.")
     return {"header": ["Policy", "Mean F1", "Answer accuracy", "Calls", "Errors"], "rows": rows, "notes": notes}
@@ -246,11 +217,11 @@ def write_page(
 
     charts = []
     for phase in ("sft", "grpo", "selfcritic/dpo"):
-        metrics = _rows(out / phase / "metrics.jsonl") if (out / phase / "metrics.jsonl").exists() else []
+        metrics = rows_of(out / phase / "metrics.jsonl") if (out / phase / "metrics.jsonl").exists() else []
         charts += html.metric_charts(metrics, name=phase)
     funnels = [
         {"name": name, "rows": json.loads((out / name / "funnel.json").read_text(encoding="utf-8"))}
-        for name in ("trajectories", "train", "held-out", "demonstrations", "grpo")
+        for name in ("trajectories", "train", "demonstrations", "grpo")
         if (out / name / "funnel.json").exists()
     ]
     tokenizer = Tokenizer.from_file(str(DATA / "nano" / "tokenizer.json"))
@@ -258,7 +229,7 @@ def write_page(
     for name in results:
         run = out / "eval" / name.replace(" ", "-")
         store = TokenStore(run / "tokens")
-        for row in _rows(run / "rollouts.jsonl")[:3]:
+        for row in rows_of(run / "rollouts.jsonl")[:3]:
             t = Trajectory.from_json(row)
             tokens = (
                 html.token_view(t, store, lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
@@ -266,7 +237,7 @@ def write_page(
                 else ()
             )
             episodes.append(html.episode(t, title=f"{name}: {t.task.question}", tokens=tokens))
-    for row in _rows(out / "trajectories" / "trajectories.jsonl")[:2]:
+    for row in rows_of(out / "trajectories" / "trajectories.jsonl")[:2]:
         t = Trajectory.from_json(row)
         episodes.append(html.episode(t, title=f"from a server card: {t.task.question}"))
     total = sum(seconds.values())
