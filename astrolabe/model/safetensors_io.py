@@ -189,4 +189,5 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     """Write beside `path`, then rename: a reader never sees half a file."""
     temporary = path.with_name(f".{path.name}.tmp")
     write(temporary)
+    temporary.chmod(0o644)  # safetensors makes files for their owner alone
     os.replace(temporary, path)
