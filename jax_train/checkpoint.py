@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from astrolabe.model.safetensors_io import storage_guard
 from astrolabe.records.errors import RunError
 from jax_train.step import TrainState
 
@@ -43,12 +44,13 @@ class Checkpoints:
         )
 
     def save(self, step: int, extra: dict[str, Any]) -> None:
-        """Write checkpoint `step`; returns once it is whole on disk. `extra` is plain JSON."""
+        """Write checkpoint `step`; returns once it is whole on disk. `extra` is plain JSON. RunError if the disk is full."""
         text = json.dumps({"fingerprint": self._fingerprint, "extra": extra}, ensure_ascii=False)
         parts: dict[str, Any] = {"state": self._holder.state, "meta": {"json": text}}
         if self._data is not None:
             parts["data"] = self._data
-        self._inner.save_checkpointables(step, parts)
+        with storage_guard(Path(self._inner.directory)):
+            self._inner.save_checkpointables(step, parts)
 
     def restore(self) -> tuple[int, dict[str, Any]] | None:
         """(step, extra) of the newest checkpoint, the holder's state and the iterator put back; None if there is none.

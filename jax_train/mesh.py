@@ -1,7 +1,8 @@
 """The mesh of a run, and batches put on it.
 
 Axes `data`, `fsdp`, `tensor`, `context`, always all four, typed Explicit: a sharding is part of an array's type, and a
-mistake is an error while tracing. One device needs no mesh. On several hosts each process gives its own rows.
+mistake is an error while tracing. One device needs no mesh. On several hosts every process reads the same batch and
+puts its own part on its devices.
 """
 
 from __future__ import annotations
@@ -76,6 +77,6 @@ def put_batch(batch: Any, mesh: Mesh | None) -> Any:
 
     def put(array: np.ndarray) -> jax.Array:
         axes = (*(None,) * (array.ndim - 2), "batch", "length")
-        return jax.make_array_from_process_local_data(named(mesh, axes), array)
+        return jax.make_array_from_callback(array.shape, named(mesh, axes), lambda index: array[index])
 
     return jax.tree.map(put, batch)

@@ -10,14 +10,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from train_fakes import LLAMA, QWEN2, QWEN3, VOCAB, flat
 
+from astrolabe.model import safetensors_io
 from astrolabe.model.attention import attend, packed_attention
 from astrolabe.model.config import ModelConfig
 from astrolabe.model.decoder import abstract_params, decode, head_weights, hidden, init_cache, init_decoder, param_axes
 from astrolabe.model.safetensors_io import load_params, save_params
-from astrolabe.records.errors import UsageError
+from astrolabe.records.errors import RunError, UsageError
 
 RUN = jax.jit(hidden, static_argnums=1)
 
@@ -219,3 +221,13 @@ def test_sharded_files_and_bfloat16_are_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert np.abs(flat(load_params(tmp_path, QWEN3)) - flat(params)).max() < 0.01
+
+
+def test_a_full_disk_is_an_error_with_a_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors_io, "save_file", full)
+    with pytest.raises(RunError, match="free some space"):
+        save_params(init_decoder(QWEN3, 0)[1], QWEN3, tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()

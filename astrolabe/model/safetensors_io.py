@@ -7,10 +7,12 @@ the host never holds more than one stacked weight beside the model.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from safetensors.numpy import save_file
 from astrolabe.model.config import ModelConfig
 from astrolabe.model.decoder import Params, abstract_params, param_axes
 from astrolabe.model.sharding import tree_shardings
+from astrolabe.records.durable import disk_guard
 from astrolabe.records.errors import UsageError
 
 TOKENIZER_FILES = (
@@ -188,6 +191,22 @@ def _is_bfloat16(path: Path, name: str) -> bool:
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     """Write beside `path`, then rename: a reader never sees half a file."""
     temporary = path.with_name(f".{path.name}.tmp")
-    write(temporary)
-    temporary.chmod(0o644)  # safetensors makes files for their owner alone
-    os.replace(temporary, path)
+    with storage_guard(path):
+        write(temporary)
+        temporary.chmod(0o644)  # safetensors makes files for their owner alone
+        os.replace(temporary, path)
+
+
+@contextmanager
+def storage_guard(path: Path) -> Iterator[None]:
+    """`disk_guard` for writers in other languages, which tell a full disk in the text of an error of their own."""
+    with disk_guard(path):
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            code = next((c for c in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) if os.strerror(c) in str(error)), None)
+            if code is None:
+                raise
+            raise OSError(code, os.strerror(code)) from error
