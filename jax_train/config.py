@@ -101,7 +101,7 @@ class SftData(Section):
     min_score: float | None = None
     """Trajectories whose judges' score is lower (or missing) are left out."""
     min_reward: float | None = None
-    """Trajectories whose reward is lower (or missing) are left out: rejection sampling on rollouts."""
+    """Rollouts whose reward is lower are left out: rejection sampling. Trajectories without a reward are not concerned."""
     enable_thinking: bool = False
 
 

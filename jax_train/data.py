@@ -109,7 +109,7 @@ def _unfit(trajectory: Trajectory, selection: Selection) -> str | None:
     if selection.min_score is not None and (trajectory.score is None or trajectory.score < selection.min_score):
         return "low_score"
     reward = trajectory.reward
-    if selection.min_reward is not None and (reward is None or reward.value < selection.min_reward):
+    if selection.min_reward is not None and reward is not None and reward.value < selection.min_reward:
         return "low_reward"
     return None
 

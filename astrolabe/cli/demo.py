@@ -134,7 +134,7 @@ def _phase(name: str, out: Path, seed: int, overrides: dict[str, Any]) -> Path:
 
     given = {"out": out / name, "seed": seed, **overrides}
     if name == "sft":
-        given |= {"data.train": [str(out / "demonstrations")]}
+        given |= {"data.train": [str(out / "demonstrations"), str(out / "trajectories")]}
     elif name == "grpo":
         given |= {"environments": [str(out / "train.jsonl")]}
     flags = [
