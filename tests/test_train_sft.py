@@ -123,9 +123,9 @@ def test_trajectories_that_cannot_be_trained_on_are_rejected_by_reason(renderer:
         trajectory(score=0.4, task={"question": "b"}),
         trajectory(score=None, verdicts=[{"judge": "final_answer", "verdict": "unjudged"}], task={"question": "c"}),
         trajectory(messages=[{"role": "user", "content": "hi"}], task={"question": "d"}),
-        trajectory(messages=[*trajectory().messages[:-1], Message(role="assistant", content="x" * 900)]),
+        trajectory(messages=[*trajectory().messages[:-1], Message(role="assistant", content="x" * 3000)]),
     ]
-    samples, rejected = sft_samples(rows, renderer, Selection(budget=700, min_score=0.5))
+    samples, rejected = sft_samples(rows, renderer, Selection(budget=1200, min_score=0.5))
     assert [sample.item for sample in samples] == [rows[0].id]
     assert [row["reasons"] for row in rejected] == [
         ["not_finished"],
@@ -135,8 +135,10 @@ def test_trajectories_that_cannot_be_trained_on_are_rejected_by_reason(renderer:
         ["too_long"],
     ]
     assert [row["item"] for row in rejected] == [row.id for row in rows[1:]]
-    low = sft_samples(rows[:1], renderer, Selection(budget=700, min_reward=0.5))[1]
-    assert low[0]["reasons"] == ["low_reward"]
+    scored = [trajectory(reward={"value": value}, task={"question": str(value)}) for value in (0.4, 0.6)]
+    kept, low = sft_samples([*rows[:1], *scored], renderer, Selection(budget=1200, min_reward=0.5))
+    assert [sample.item for sample in kept] == [rows[0].id, scored[1].id]
+    assert [row["reasons"] for row in low] == [["low_reward"]]
 
 
 def test_the_stream_visits_every_row_each_epoch_in_another_order_and_keeps_its_place() -> None:
@@ -159,7 +161,7 @@ def test_the_stream_visits_every_row_each_epoch_in_another_order_and_keeps_its_p
 
 
 def sft_config(folder: Path, out: Path, *more: str) -> SftConfig:
-    flags = ["--model.path", str(folder), "--out", str(out), "--batch.rows", "1", "--batch.budget", "700"]
+    flags = ["--model.path", str(folder), "--out", str(out), "--batch.rows", "1", "--batch.budget", "1200"]
     config = load_config("sft", None, [*flags, "--data.train", json.dumps([str(out.parent / "rows.jsonl")]), *more])
     assert isinstance(config, SftConfig)
     return config

@@ -228,7 +228,7 @@ def write_page(
     episodes = []
     for name in results:
         run = out / "eval" / name.replace(" ", "-")
-        store = TokenStore(run / "tokens")
+        store = TokenStore(run / "tokens", read_only=True)
         for row in rows_of(run / "rollouts.jsonl")[:3]:
             t = Trajectory.from_json(row)
             tokens = (

@@ -165,7 +165,7 @@ def _episodes(run: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
         def decode(ids: list[int]) -> str:
             return tokenizer.decode(ids, skip_special_tokens=False)
 
-        store = TokenStore(run / "tokens")
+        store = TokenStore(run / "tokens", read_only=True)
     out = []
     for row in rows:
         trajectory = Trajectory.from_json(row)
