@@ -19,6 +19,8 @@ from agents.teacher.registry import PROGRAMS, load
 from agents.teacher.stateful import stateful_task
 from agents.teacher.sub_questions import read_question
 from agents.teacher.worlds import read_world
+from astrolabe.envs.gates.gate import gate_tool
+from astrolabe.envs.sandbox import Sandbox
 from astrolabe.envs.static_rules import check_code
 from astrolabe.records.environment import Environment
 from astrolabe.records.equality import equal
@@ -317,3 +319,36 @@ def test_every_code_defect_can_be_written_and_changes_the_code():
         plant = Planter(seed=0, rate=1.0, key=str(index), agent="decomposer.tool_code", sink=sink)
         assert break_code(tool.code, request, random.Random(index), plant) != tool.code
     assert {label["kind"] for label in sink.labels} == set(CODE_DEFECTS)
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(workers=1) as box:
+        yield box
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (None, None),
+        ("constant_tool", "constant_tool"),
+        ("ignored_argument", "mutant_survived"),
+        ("nondeterministic_code", "nondeterministic"),
+        ("unsafe_code", "unsafe_code"),
+        ("hard_coded_answer", "hard_coded"),
+        ("wrong_value", "golden_mismatch"),
+        ("timeout_loop", "timeout"),
+    ],
+)
+def test_the_gates_find_each_code_defect_and_pass_the_code_without_it(kind, reason, sandbox, monkeypatch):
+    env, golden, tool = next(
+        (e, g, t)
+        for e in ENVIRONMENTS for g in e.goldens for t in e.tools
+        if t.name == g.tool and len(g.arguments) > 1 and 'data["' in t.code and isinstance(g.returns, (int, float))
+    )  # fmt: skip
+    request = {"node": {"answer": golden.returns}, "arguments": golden.arguments, "tool": tool.model_dump()}
+    monkeypatch.setattr("agents.teacher.planter.Planter.pick", lambda self, kinds, scope=None: kind)
+    code = break_code(tool.code, request, random.Random(0), planter())
+    findings = gate_tool(tool.model_copy(update={"code": code}), [golden], env.data, sandbox, language=env.language)
+    reasons = {finding.reason for finding in findings}
+    assert reasons == set() if reason is None else reason in reasons
