@@ -258,7 +258,7 @@ def test_the_self_critic_round_learns_from_the_policys_own_pairs_and_continues(f
     config = SelfCriticConfig(
         **grpo_config.model_dump(include={"model", "environments", "rollout", "engine", "optimizer"}),
         out=tmp_path / "critic",
-        batch={"rows": 1, "budget": 2 * BUDGET},
+        batch={"rows": 2, "budget": 2 * BUDGET},
         steps=3,
     )
     summary = run_selfcritic(config)
