@@ -17,7 +17,8 @@ from astrolabe.model.logprobs import token_logprobs
 from astrolabe.records.errors import UsageError
 from serving.chat import ModelFailure
 from serving.engine.device import _pick, _truncate
-from serving.engine.engine import Engine, uniform_numbers
+from serving.engine.engine import Engine
+from serving.engine.runner import uniform_numbers
 from serving.tokens import Generation, Sampling
 
 CONFIG = ModelConfig(
@@ -275,7 +276,7 @@ async def test_flush_is_refused_while_requests_run(engine: Engine) -> None:
 
 
 async def test_f42_a_failure_in_the_loop_fails_the_requests_and_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    import serving.engine.engine as module
+    import serving.engine.runner as module
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("device lost")
@@ -283,7 +284,7 @@ async def test_f42_a_failure_in_the_loop_fails_the_requests_and_hangs_nobody(mon
     monkeypatch.setattr(module, "decode_chunk", broken)
     with Engine((CONFIG, PARAMS), slots=2, max_len=64) as engine:
         with pytest.raises(ModelFailure, match="device lost"):
-            await asyncio.wait_for(run(engine, prompt(5)), 30)
+            await run(engine, prompt(5))
         with pytest.raises(ModelFailure, match="device lost"):
             await run(engine, prompt(5))
         with pytest.raises(ModelFailure, match="device lost"):
@@ -308,12 +309,12 @@ async def test_a_trainers_mesh_does_not_reach_the_engine() -> None:
 
 
 async def test_the_cache_grows_with_what_requests_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.engine.engine.FIRST_LENGTH", 96)
+    monkeypatch.setattr("serving.engine.runner.FIRST_LENGTH", 96)
     with Engine((CONFIG, PARAMS), slots=4, max_len=192, stop_ids=[]) as engine:
         ids = prompt(120)
         out = await run(engine, ids, max_new_tokens=20, seed=0)
         np.testing.assert_allclose(out.logprobs, trainer_logprobs(PARAMS, ids + out.output_ids, 120, 1.0), atol=2e-5)
-        assert engine._cache[0][0].shape[2] == 192
+        assert engine._runner.length == 192
 
 
 def test_sampling_follows_the_distribution() -> None:

@@ -198,7 +198,7 @@ def scripted(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch) -> None
     """Make the device sample `text`, so that parsing and streaming are seen without a trained model."""
     import numpy as np
 
-    import serving.engine.engine as module
+    import serving.engine.runner as module
 
     assert engine.renderer is not None
     script = engine.renderer.encode(text)

@@ -1,9 +1,10 @@
 """What the engine runs on the device: prefill a few rows, decode several tokens for all rows, copy a prefix.
 
 Three jitted functions over one donated cache, shared by all engines of a process. Shapes come from small sets (rows,
-chunk length, cache length), so that few programs are compiled. The cache is laid out [slots, kv heads, length, head
-dim] per layer, so that attention is a plain batched matrix product without a transposition. The layers are the
-trainer's own; only where keys and values are kept differs.
+chunk length, cache length), so that few programs are compiled. Keys are kept with their positions last and values with
+their positions before the head's width, so that scores and outputs are both plain matrix products over the cache as it
+lies (on a CPU three times as fast as with keys laid out like values). The layers are the trainer's own; only where keys
+and values are kept differs.
 
 A row's randomness is one uniform number per position, given by the caller, and its log-probs are those of the whole
 distribution after temperature: neither depends on what else is in the batch.
@@ -25,7 +26,7 @@ from astrolabe.model.config import ModelConfig
 from astrolabe.model.decoder import Decoder, Params, head_weights, rms_norm, rope_tables
 
 SlotCache = tuple[tuple[jax.Array, jax.Array], ...]
-"""Per layer, keys and values [slots, kv heads, length, head dim]."""
+"""Per layer, keys [slots, kv heads, head dim, length] and values [slots, kv heads, length, head dim]."""
 
 INTS = ("slot", "last", "position", "remaining", "top_k", "active")
 """Columns of a decode table [B, 6] int32. `last` is the newest id, not yet in the cache, which stands at `position`."""
@@ -46,14 +47,24 @@ class Chunk(NamedTuple):
 
 
 def empty_cache(config: ModelConfig, slots: int, length: int, dtype: Any) -> SlotCache:
-    shape = (slots, config.num_kv_heads, length, config.head_dim)
-    return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_layers))
+    heads, k = config.num_kv_heads, config.head_dim
+    return tuple(
+        (jnp.zeros((slots, heads, k, length), dtype), jnp.zeros((slots, heads, length, k), dtype))
+        for _ in range(config.num_layers)
+    )
+
+
+def cache_length(cache: SlotCache) -> int:
+    """Positions that a slot has room for."""
+    return cache[0][1].shape[2]
 
 
 @partial(jax.jit, static_argnames=("length",))
 def grow_cache(cache: SlotCache, *, length: int) -> SlotCache:
     """The cache with room for `length` positions."""
-    return jax.tree.map(lambda c: jnp.pad(c, ((0, 0), (0, 0), (0, length - c.shape[2]), (0, 0))), cache)
+    more = (0, length - cache_length(cache))
+    still = (0, 0)
+    return tuple((jnp.pad(k, (still, still, still, more)), jnp.pad(v, (still, still, more, still))) for k, v in cache)
 
 
 @partial(jax.jit, donate_argnames=("cache",))
@@ -146,7 +157,7 @@ def _forward(
     cos, sin = rope_tables(config, positions)
     layer_def, stacked = nnx.split(model.layers)
     rows = jnp.arange(ids.shape[0]) if slots is None else slots
-    length = cache[0][0].shape[2]
+    length = cache_length(cache)
     places = jnp.where(valid, positions, length)  # an index past the end is dropped by the scatter
     kept: list[tuple[jax.Array, jax.Array]] = []
     for index, (keys, values) in enumerate(cache):
@@ -154,7 +165,7 @@ def _forward(
         def attention(
             q: jax.Array, k: jax.Array, v: jax.Array, keys: jax.Array = keys, values: jax.Array = values
         ) -> jax.Array:
-            keys = keys.at[rows[:, None], :, places].set(k.astype(keys.dtype), mode="drop")
+            keys = keys.at[rows[:, None], :, :, places].set(k.astype(keys.dtype), mode="drop")
             values = values.at[rows[:, None], :, places].set(v.astype(values.dtype), mode="drop")
             kept.append((keys, values))
             seen = (keys, values) if slots is None else (keys[slots], values[slots])
@@ -165,12 +176,12 @@ def _forward(
 
 
 def _attend(q: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array) -> jax.Array:
-    """q [B,T,N,G,K] over keys and values [B,N,S,K]; a query at position p sees places 0..p -> [B,T,N,G,K]."""
+    """q [B,T,N,G,K] over keys [B,N,K,S] and values [B,N,S,K]; one at position p sees places 0..p -> [B,T,N,G,K]."""
     b, t, n, g, k = q.shape
     flat = q.transpose(0, 2, 1, 3, 4).reshape(b, n, t * g, k)
-    scores = jnp.einsum("bnqk,bnsk->bnqs", flat, keys.astype(q.dtype), preferred_element_type=jnp.float32)
-    seen = jnp.arange(keys.shape[2])[None, None] <= positions[:, :, None]
-    mask = jnp.broadcast_to(seen[:, :, None], (b, t, g, keys.shape[2])).reshape(b, 1, t * g, -1)
+    scores = jnp.einsum("bnqk,bnks->bnqs", flat, keys.astype(q.dtype), preferred_element_type=jnp.float32)
+    seen = jnp.arange(keys.shape[3])[None, None] <= positions[:, :, None]
+    mask = jnp.broadcast_to(seen[:, :, None], (b, t, g, keys.shape[3])).reshape(b, 1, t * g, -1)
     weights = jax.nn.softmax(jnp.where(mask, scores * k**-0.5, MASKED), axis=-1).astype(q.dtype)
     out = jnp.einsum("bnqs,bnsk->bnqk", weights, values.astype(q.dtype))
     return out.reshape(b, n, t, g, k).transpose(0, 2, 1, 3, 4)

@@ -24,18 +24,12 @@ from astrolabe.model.decoder import Params
 from astrolabe.records.errors import UsageError
 from astrolabe.records.ids import seed_for
 from serving.chat import ModelFailure
-from serving.engine.device import SlotCache, copy_prefix, decode_chunk, empty_cache, grow_cache, prefill
+from serving.engine.runner import Runner
 from serving.engine.slots import Request, Slot, SlotTable
 from serving.render import Renderer
 from serving.tokens import Generation, PauseMode, Sampling
 
 log = logging.getLogger(__name__)
-
-CHUNK_SHAPES = ((8, 32), (4, 128))
-"""Prefill calls: (rows, ids per row), shortest first."""
-FIRST_LENGTH = 512
-"""The cache starts with room for this many positions per slot and doubles when a request needs more."""
-STOPS = 8
 
 
 class Engine:
@@ -80,9 +74,16 @@ class Engine:
         self.slots, self.max_len, self.seed, self.steps = slots, max_len, seed, steps
         self.version = version
         self.counters: collections.Counter[str] = collections.Counter()
-        self._params = self._own(params)
         self._table = SlotTable(slots, max_len)
-        self._cache: SlotCache = ()
+        self._runner = Runner(
+            self.config,
+            params,
+            self._table.slots,
+            max_len=max_len,
+            steps=steps,
+            dtype=self.dtype,
+            device=self._device,
+        )
         self._waiting: collections.deque[Request] = collections.deque()
         self._commands: collections.deque[tuple[Callable[[], Any], concurrent.futures.Future[Any]]] = (
             collections.deque()
@@ -139,12 +140,12 @@ class Engine:
         Reusable prefixes are dropped. Running requests go on: `retract` computes their cache again under the new
         weights, `in_place` keeps it, `abort` ends them (None: as the engine was paused, else `retract`).
         """
-        owned = self._own(params)
+        owned = self._runner.own(params)
 
         def apply() -> None:
             how = mode or (self._pause_mode if self._paused else "retract")
             self._obey_mode(how)
-            self._params, self.version = owned, version
+            self._runner.params, self.version = owned, version
             self._table.drop_prefixes()
             for slot in self._table.busy:
                 slot.mixed = slot.mixed or how == "in_place"
@@ -236,17 +237,6 @@ class Engine:
             )
         return load_params(path, self.config)
 
-    def _own(self, params: Params) -> Params:
-        """Our copy on our device, whole: the trainer donates its own buffers at its next step.
-
-        The sharding is named, not the device: given a device, JAX keeps a trainer's mesh axes in the array's type.
-        """
-        whole = jax.sharding.SingleDeviceSharding(self._device)
-        return jax.tree.map(
-            lambda x: jax.device_put(x if x.dtype == self.dtype else x.astype(self.dtype), whole, may_alias=False),
-            params,
-        )
-
     def _request(
         self,
         input_ids: Sequence[int],
@@ -308,8 +298,7 @@ class Engine:
     def _run(self) -> None:
         try:
             with jax.default_device(self._device):
-                # Made here, and not by the caller, who may have set a mesh: that is a matter of the thread.
-                self._cache = empty_cache(self.config, self.slots, min(FIRST_LENGTH, self.max_len), self.dtype)
+                self._runner.start()
                 while self._turn():
                     pass
             self._fail_all(ModelFailure("server_error", "the engine was closed"))
@@ -336,11 +325,16 @@ class Engine:
         self._drop_aborted()
         if not self._paused:
             self._admit()
-            while any(slot.filling for slot in self._table.slots):
-                self._prefill()
+            while filling := [slot for slot in self._table.slots if slot.filling]:
+                self.counters["prefill_tokens"] += self._runner.prefill(filling)
+                self.counters["prefill_calls"] += 1
                 self._copy_ready()
                 self._admit()
-            self._decode()
+            ready = [slot for slot in self._table.slots if slot.ready]
+            if ready:
+                self.counters["decode_calls"] += 1
+                for slot, tokens, logprobs in self._runner.decode(ready):
+                    self._take(slot, tokens, logprobs)
         return True
 
     def _can_work(self) -> bool:
@@ -370,84 +364,9 @@ class Engine:
     def _copy_if_ready(self, slot: Slot) -> None:
         leader = slot.leader
         if leader is not None and leader.valid >= slot.shared:
-            self._cache = copy_prefix(self._cache, np.int32(leader.index), np.int32(slot.index))
+            self._runner.copy(leader, slot)
             slot.valid, slot.leader = slot.shared, None
             self.counters["copied_tokens"] += slot.shared
-
-    def _prefill(self) -> None:
-        """One call: the rows with the most left, in the shortest chunk that fits them all, else the longest."""
-        filling = sorted((s for s in self._table.slots if s.filling), key=lambda s: s.valid - s.target)
-        most = filling[0].target - filling[0].valid
-        rows, width = next((shape for shape in CHUNK_SHAPES if most <= shape[1]), CHUNK_SHAPES[-1])
-        rows = min(rows, self.slots)
-        chosen = filling[:rows]
-        table = np.zeros((rows, 3), np.int32)
-        ids = np.zeros((rows, width), np.int32)
-        taken = {slot.index for slot in chosen}
-        idle = iter(index for index in range(self.slots) if index not in taken)
-        for row in range(rows):
-            if row < len(chosen):
-                slot = chosen[row]
-                count = min(width, slot.target - slot.valid)
-                table[row] = slot.index, slot.valid, count
-                ids[row, :count] = slot.ids[slot.valid : slot.valid + count]
-            else:
-                table[row, 0] = next(idle)
-        self._ensure_length(int((table[:, 1] + table[:, 2]).max()))
-        self._cache = prefill(self._params, self._cache, table, ids, config=self.config)
-        for row, slot in enumerate(chosen):
-            slot.valid += int(table[row, 2])
-        self.counters["prefill_tokens"] += int(table[:, 2].sum())
-        self.counters["prefill_calls"] += 1
-
-    def _decode(self) -> None:
-        ready = [slot for slot in self._table.slots if slot.ready]
-        if not ready:
-            return
-        steps = self.steps
-        few = self.slots // 4
-        rows = few if few >= 2 and len(ready) <= few else self.slots
-        if rows == self.slots:
-            members: list[Slot | None] = [slot if slot.ready else None for slot in self._table.slots]
-            indices = list(range(self.slots))
-        else:
-            used = {slot.index for slot in ready}
-            spare = [index for index in range(self.slots) if index not in used][: rows - len(ready)]
-            members = [*ready, *([None] * len(spare))]
-            indices = [*(slot.index for slot in ready), *spare]
-        width = max(STOPS, _power_of_two(max(len(slot.request.stops) or 1 for slot in ready if slot.request)))
-        ints = np.zeros((rows, 6), np.int32)
-        floats = np.ones((rows, 2), np.float32)
-        stops = np.full((rows, width), -1, np.int32)
-        seeds = np.zeros(rows, np.uint64)
-        ints[:, 0] = indices
-        for row, slot in enumerate(members):
-            request = slot.request if slot is not None else None
-            if slot is None or request is None:
-                continue
-            left = request.max_new - len(request.output)
-            ints[row] = slot.index, slot.ids[slot.target], slot.target, left, request.top_k, 1
-            floats[row] = request.temperature, request.top_p
-            stops[row, : len(request.stops)] = sorted(request.stops)
-            seeds[row] = request.seed % 2**63
-        self._ensure_length(max(slot.target + min(steps, int(ints[:, 3].max())) for slot in ready))
-        truncated = any(slot.request and (slot.request.top_p < 1 or slot.request.top_k > 0) for slot in ready)
-        self._cache, chunk = decode_chunk(
-            self._params,
-            self._cache,
-            ints,
-            floats,
-            stops,
-            uniform_numbers(seeds, ints[:, 2], steps),
-            config=self.config,
-            all_slots=rows == self.slots,
-            truncated=truncated,
-        )
-        tokens, logprobs, counts = (np.asarray(part) for part in chunk)
-        self.counters["decode_calls"] += 1
-        for row, slot in enumerate(members):
-            if slot is not None:
-                self._take(slot, tokens[row, : counts[row]].tolist(), logprobs[row, : counts[row]].tolist())
 
     def _take(self, slot: Slot, tokens: list[int], logprobs: list[float]) -> None:
         """Give the sampled ids to the slot's request, and end it where it is over."""
@@ -490,13 +409,6 @@ class Engine:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-    def _ensure_length(self, needed: int) -> None:
-        length = self._cache[0][0].shape[2]
-        while length < min(needed, self.max_len):
-            length = min(2 * length, self.max_len)
-        if length > self._cache[0][0].shape[2]:
-            self._cache = grow_cache(self._cache, length=length)
-
 
 def generation(request: Request) -> Generation:
     """What a finished request gave, in the client's form."""
@@ -509,24 +421,3 @@ def generation(request: Request) -> Generation:
         weight_version=request.versions[-1] if request.versions else 0,
         versions=tuple(request.versions),
     )
-
-
-def uniform_numbers(seeds: np.ndarray, positions: np.ndarray, steps: int) -> np.ndarray:
-    """[B, steps] float32 in [0, 1): a hash (SplitMix64) of each row's seed [B] and the positions that follow [B]."""
-    with np.errstate(over="ignore"):
-        at = (positions.astype(np.uint64)[:, None] + np.arange(1, steps + 1, dtype=np.uint64)[None]) & np.uint64(
-            2**32 - 1
-        )
-        value = _mix(_mix(seeds[:, None]) + at * np.uint64(0x9E3779B97F4A7C15))
-    return ((value >> np.uint64(40)).astype(np.float64) * 2.0**-24).astype(np.float32)
-
-
-def _mix(value: np.ndarray) -> np.ndarray:
-    value = value + np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()
