@@ -9,6 +9,7 @@ Every step is the verb that a user would call, on a run folder of its own: a dem
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
@@ -29,6 +30,8 @@ TRAIN_SAMPLES = 3
 """Environments asked for per knowledge row."""
 HELD_OUT = 240
 """Environments that are evaluated, at most."""
+CRITIC = 40
+"""Training environments that the self-critic round rolls out in."""
 
 
 def demo(
@@ -51,7 +54,7 @@ def demo(
     policies = {"base": base, "SFT": sft, "GRPO": grpo, "after the self-critic round": critic}
     results: dict[str, Any] = {}
     for name, model in policies.items():
-        results[name] = clock(f"evaluation: {name}", lambda n=name, m=model: _evaluate(n, m, held_out, out, seed))
+        results[name] = clock(f"evaluation: {name}", functools.partial(_evaluate, name, model, held_out, out, seed))
     table = result_table(results)
     print_table(table)
     rows = [Environment.from_json(r) for r in rows_of(held_out)]
@@ -150,6 +153,7 @@ def _selfcritic(out: Path, seed: int, model: Path, envs: Path) -> Path:
     from jax_train.config import load_config
     from jax_train.phases.selfcritic import SelfCriticConfig, run
 
+    envs = write_rows(out / "critic.jsonl", rows_of(envs)[:CRITIC])
     common = ["--seed", str(seed), "--model.path", str(model), "--out", str(out / "selfcritic")]
     dpo = load_config("dpo", CONFIG, [*common, "--data.preferences", str(out / "selfcritic" / "rollouts")])
     grpo = load_config("grpo", CONFIG, [*common, "--environments", json.dumps([str(envs)])])

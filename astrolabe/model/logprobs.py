@@ -32,7 +32,8 @@ def token_logprobs(
     time. Where `mask` (of targets' shape) is 0, both are 0 and nothing is computed. Targets out of range give the
     log-probability of no token: check ids on the host.
     """
-    mask = jnp.ones_like(targets) if mask is None else mask
+    hidden, head, targets = jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(targets)
+    mask = jnp.ones_like(targets) if mask is None else jnp.asarray(mask)
     if not has_mesh():
         return _local(hidden, head, targets, mask, temperature, chunk=chunk, axis=None)
     rows = partition("batch", "length")

@@ -122,7 +122,7 @@ class Certificate(Record):
 
 
 class Environment(Record):
-    schema_: Literal["astrolabe.environment/1"] = Field("astrolabe.environment/1", alias="schema")
+    schema_: Literal["astrolabe.environment/1"] = Field(default="astrolabe.environment/1", alias="schema")
     id: str = ""
     language: Literal["en", "zh"]
     domain: str

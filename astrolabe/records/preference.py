@@ -18,7 +18,7 @@ class PreferenceSide(Record):
 
 
 class Preference(Record):
-    schema_: Literal["astrolabe.preference/1"] = Field("astrolabe.preference/1", alias="schema")
+    schema_: Literal["astrolabe.preference/1"] = Field(default="astrolabe.preference/1", alias="schema")
     id: str = ""
     group: str | None = None
     prompt: list[Message]

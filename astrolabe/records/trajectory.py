@@ -112,7 +112,7 @@ class Trace(Record):
 
 
 class Trajectory(Record):
-    schema_: Literal["astrolabe.trajectory/1"] = Field("astrolabe.trajectory/1", alias="schema")
+    schema_: Literal["astrolabe.trajectory/1"] = Field(default="astrolabe.trajectory/1", alias="schema")
     id: str = ""
     task: Task
     language: Literal["en", "zh"] = "en"
