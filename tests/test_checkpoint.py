@@ -50,11 +50,13 @@ def test_f47_a_run_killed_between_checkpoints_ends_as_if_it_had_not_been(
         [sys.executable, program, model, out, str(STEPS)], stdout=subprocess.PIPE, text=True, env={**os.environ}
     )
     assert child.stdout is not None
-    for _ in range(5):  # step 3 has a checkpoint, steps 4 and 5 are lost
-        assert child.stdout.readline() == "step\n"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
+    try:
+        for _ in range(5):  # step 3 has a checkpoint, steps 4 and 5 are lost
+            assert child.stdout.readline() == "step\n"
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
     assert not (out / "model").exists()
     summary = train_on(config(model, out, STEPS), inputs())
     assert summary["steps"] == STEPS
