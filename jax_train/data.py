@@ -24,6 +24,8 @@ from astrolabe.records.trajectory import Trajectory
 from jax_train.packing import PackedBatch, Sample, pack, stack
 from serving.render import BridgeError, Renderer
 
+ENDLESS = 2**48
+"""Rows in a stream: more than any run takes (Grain's own endless repetition overflows for a single row)."""
 Rejection = dict[str, Any]
 """A row of `rejected.jsonl`."""
 
@@ -135,8 +137,11 @@ class StepStream:
     def __init__(self, rows: Sequence[PackedBatch], *, rows_per_batch: int, micro_batches: int, seed: int) -> None:
         self.rows, self._per_batch, self._micro = list(rows), rows_per_batch, micro_batches
         self.per_step = rows_per_batch * micro_batches
-        data = grain.MapDataset.source(np.arange(len(self.rows))).shuffle(seed).repeat(None)
-        self.iterator = iter(data.batch(self.per_step).to_iter_dataset())
+        epochs = ENDLESS // len(self.rows)
+        data = grain.MapDataset.source(np.arange(len(self.rows))).shuffle(seed).repeat(epochs)
+        # Only indices pass through Grain: threads would cost more than they read.
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        self.iterator = iter(data.batch(self.per_step).to_iter_dataset(options))
 
     def __iter__(self) -> Iterator[PackedBatch]:
         return self
