@@ -13,6 +13,7 @@ from astrolabe.evals.leaks import leak_report, without_shared
 from astrolabe.records.environment import Environment
 from astrolabe.records.errors import UsageError
 from astrolabe.records.messages import Message
+from astrolabe.records.token_store import TokenRange
 from astrolabe.records.trajectory import Segment, Task, Trace, Trajectory
 from astrolabe.report.charts import Series, line_chart, ticks
 from astrolabe.report.html import episode, render, token_view, write_report
@@ -36,12 +37,12 @@ def test_every_token_has_its_author_and_its_mask():
     class Store:
         def read(self, start, length):
             assert (start, length) == (7, 4)
-            return {
-                "tokens": np.arange(4),
-                "mask": np.array([0, 1, 0, 0]),
-                "logprobs": np.array([math.nan, -0.5, math.nan, math.nan]),
-                "versions": np.array([-1, 3, -1, -1]),
-            }
+            return TokenRange(
+                tokens=np.arange(4),
+                mask=np.array([0, 1, 0, 0]),
+                logprobs=np.array([math.nan, -0.5, math.nan, math.nan]),
+                versions=np.array([-1, 3, -1, -1]),
+            )
 
     segments = [
         Segment(start=0, end=1, author="prompt", turn=0),

@@ -86,9 +86,9 @@ def token_view(trajectory: Trajectory, store: Any, decode: Any) -> list[dict[str
         author[segment.start : segment.end] = [segment.author] * (segment.end - segment.start)
     view = []
     for i in range(trace.length):
-        mask = int(arrays["mask"][i])
-        tip = f"log p {float(arrays['logprobs'][i]):.3f}, weights {int(arrays['versions'][i])}" if mask else ""
-        view.append({"text": decode([int(arrays["tokens"][i])]), "author": author[i], "mask": mask, "tip": tip})
+        mask = int(arrays.mask[i])
+        tip = f"log p {float(arrays.logprobs[i]):.3f}, weights {int(arrays.versions[i])}" if mask else ""
+        view.append({"text": decode([int(arrays.tokens[i])]), "author": author[i], "mask": mask, "tip": tip})
     return view
 
 
