@@ -22,7 +22,7 @@ json_values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(10**6), 10**6)
-    | st.floats(allow_nan=False, width=32)
+    | st.floats(allow_nan=False, allow_infinity=False, width=32)
     | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
