@@ -371,3 +371,15 @@ def test_the_server_speaks_the_protocol_streams_and_refuses_in_words(tmp_path: A
         refused = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": unknown}]})
         assert refused.status_code == 400
         assert "nobody" in refused.json()["error"]["message"]
+
+
+def test_a_label_that_a_killed_run_left_half_written_is_dropped(tmp_path):
+    path = tmp_path / "labels.jsonl"
+    LabelSink(path).write({"kind": "refusal", "n": 1})
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "refu')
+    sink = LabelSink(path)
+    sink.write({"kind": "refusal", "n": 1})
+    assert path.read_bytes() == whole
+    sink.write({"kind": "refusal", "n": 2})
+    assert path.read_bytes().count(b"\n") == 2

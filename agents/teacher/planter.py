@@ -33,6 +33,7 @@ class LabelSink:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
+                _drop_torn_line(path)
                 self._seen = {content_hash(row) for _, row in read_rows(path)}
 
     def write(self, label: dict[str, Any]) -> None:
@@ -45,6 +46,13 @@ class LabelSink:
             if self.path is not None:
                 with open(self.path, "a", encoding="utf-8") as file:
                     file.write(json.dumps(label, ensure_ascii=False) + "\n")
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off what a killed process left after the last newline; the label comes again."""
+    with open(path, "r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
 
 
 class Planter:
