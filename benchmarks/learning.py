@@ -23,21 +23,11 @@ import numpy as np
 
 from astrolabe.evals.envs import evaluate, paired_difference
 from astrolabe.records.ids import rng_for
-from astrolabe.records.jsonl import read_rows
 from jax_train.config import GrpoConfig, SftConfig, load_config
+from jax_train.nano.held_out import rows_of, write_rows
 from jax_train.phases import grpo, sft
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "demo.toml"
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [row for _, row in read_rows(path)]
-
-
-def write(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def config(phase: str, **given: Any) -> Any:
@@ -79,8 +69,8 @@ def one_seed(data: Path, out: Path, seed: int, steps: int) -> dict[str, Path]:
     demos = rows_of(data / "demonstrations" / "rollouts.jsonl")
     rng_for(seed, "learning", "split").shuffle(demos)
     cut = len(demos) // 10
-    validation = write(out / "validation.jsonl", demos[:cut])
-    train = write(out / "demonstrations.jsonl", demos[cut:])
+    validation = write_rows(out / "validation.jsonl", demos[:cut])
+    train = write_rows(out / "demonstrations.jsonl", demos[cut:])
     common = {"seed": seed, "data__train": [str(train)], "data__validation": [str(validation)]}
     first: SftConfig = config(
         "sft", out=out / "sft", steps=600, eval_every=20, patience=3, checkpoint__every=20,
@@ -103,7 +93,7 @@ def one_seed(data: Path, out: Path, seed: int, steps: int) -> dict[str, Path]:
     _roll(Path(model), data / "train.jsonl", rolled, seed)
     rows = rows_of(rolled / "rollouts.jsonl")
     left = max(0, budget - context_tokens(rows))
-    kept = write(out / "best.jsonl", best_of_each(rows))
+    kept = write_rows(out / "best.jsonl", best_of_each(rows))
     rft = config(
         "sft", out=out / "rejection-sft", steps=max(1, round(left / (3 * per_step))), model__path=model, seed=seed,
         data__train=[str(kept)], data__min_reward=0.0, eval_every=10_000

@@ -114,7 +114,7 @@ def _batches(samples: list[Sample], recipe: BaseRecipe, vocab_size: int, epoch: 
     out: list[PackedBatch] = []
     for start in range(0, len(order), 400):
         chosen = [samples[i] for i in order[start : start + 400]]
-        out += [b for b in pack(chosen, recipe.rows, recipe.budget, vocab_size=vocab_size)[0]]
+        out += pack(chosen, recipe.rows, recipe.budget, vocab_size=vocab_size)[0]
     return out
 
 

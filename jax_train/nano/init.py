@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from astrolabe.model.config import ModelConfig
@@ -39,7 +40,7 @@ CONTEXT = 512
 def init_copying(config: ModelConfig, seed: int) -> dict[str, Any]:
     """Float32 params as `init_decoder` gives them, with induction heads in layers 0 and 1.
 
-    Needs as many key-value heads as heads, QK norm, tied embeddings, and D >= 2 * heads * K / 2 + 1 free dimensions;
+    Needs as many key-value heads as heads, QK norm, tied embeddings, two layers, and D > 3 K;
     ValueError otherwise.
     """
     d, k, heads = config.hidden_size, config.head_dim, config.num_heads
@@ -48,8 +49,6 @@ def init_copying(config: ModelConfig, seed: int) -> dict[str, Any]:
     if config.num_kv_heads != heads or not config.qk_norm or config.num_layers < 2 or content < k:
         raise ValueError(f"no room for induction heads in {config}")
     rng = np.random.default_rng(seed)
-    import jax
-
     params = jax.tree.map(lambda x: np.array(x), init_decoder(config, seed)[1])
     basis = np.zeros((d, d - 1), np.float32)
     basis[1:] = np.linalg.qr(rng.standard_normal((d - 1, d - 1)))[0]
