@@ -30,9 +30,10 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Makes the base checkpoint of the nano policy again, from its seed.
+# Makes the base checkpoint of the nano policy again, from its seeds: two runs, the second on the weights of the first.
 nano-base: setup
-	$(BIN)/python -m jax_train.nano --out astrolabe/data/nano
+	$(BIN)/python -m jax_train.nano --out runs/nano/first
+	$(BIN)/python -m jax_train.nano --out astrolabe/data/nano --start runs/nano/first --seed 1 --episodes 16000 --rows 4 --steps 3500 --lr 8e-4
 
 # Resolves the pins again (needs uv). Addresses are never written.
 requirements:

@@ -79,7 +79,7 @@ def one_seed(data: Path, out: Path, seed: int, steps: int) -> dict[str, Path]:
     model = sft.run(first)["model"]
     rl: GrpoConfig = config(
         "grpo", out=out / "grpo", seed=seed, steps=steps, model__path=model,
-        environments=[str(data / "train.jsonl")], store_rollouts="true"
+        environments=[str(data / "train")], store_rollouts="true"
     )  # fmt: skip
     arms = {"SFT": Path(model), "GRPO": Path(grpo.run(rl)["model"])}
     sampled, trained = grpo_compute(out / "grpo")
@@ -90,7 +90,7 @@ def one_seed(data: Path, out: Path, seed: int, steps: int) -> dict[str, Path]:
     again = config("sft", out=out / "continued", steps=more, model__path=model, eval_every=more, **common)
     arms["continued SFT"] = Path(sft.run(again)["model"])
     rolled = out / "rejection"
-    _roll(Path(model), data / "train.jsonl", rolled, seed)
+    _roll(Path(model), data / "train" / "environments.jsonl", rolled, seed)
     rows = rows_of(rolled / "rollouts.jsonl")
     left = max(0, budget - context_tokens(rows))
     kept = write_rows(out / "best.jsonl", best_of_each(rows))

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from astrolabe.envs.sandbox import Sandbox
 from astrolabe.records.base import Usage
-from astrolabe.records.environment import Environment
-from astrolabe.records.errors import ServerError, UsageError
+from astrolabe.records.environment import Environment, read_environments
+from astrolabe.records.errors import ServerError
 from astrolabe.records.ids import content_hash, seed_for
-from astrolabe.records.jsonl import read_rows
 from astrolabe.records.reply_store import ReplyStore
 from astrolabe.records.run_store import RunStore
 from astrolabe.records.trajectory import Trace
@@ -33,32 +31,6 @@ from serving.render import Renderer, check_template
 from serving.tokens import HttpTokenClient, Sampling
 
 log = logging.getLogger(__name__)
-
-
-def load_environments(path: Path, limit: int | None = None) -> list[Environment]:
-    """The environments of a file, in order. UsageError names the line that is none, or a repeated id."""
-    out: list[Environment] = []
-    seen: set[str] = set()
-    for number, row in read_rows(path):
-        try:
-            environment = Environment.model_validate(row)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UsageError(
-                f"{path}, line {number}: no environment: {where}: {first['msg']}", "see `astrolabe env check`"
-            ) from None
-        if not environment.id:
-            environment = environment.with_id()
-        if environment.id in seen:
-            raise UsageError(f"{path}, line {number}: {environment.id} is there twice", "remove the second one")
-        seen.add(environment.id)
-        out.append(environment)
-        if limit is not None and len(out) >= limit:
-            break
-    if not out:
-        raise UsageError(f"{path}: no environments", "give a file with at least one row")
-    return out
 
 
 def stored_rows(rollouts: Sequence[Rollout], store: RunStore) -> list[dict[str, Any]]:
@@ -158,7 +130,7 @@ def rollout_file(
     `concurrency` counts environments."""
     config = RolloutConfig(n=n, budgets=budgets or Budgets(), reward=reward)
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
-    environments = load_environments(envs, limit)
+    environments = read_environments(envs, limit)
     identity = {
         "n": n,
         "reward": reward,
@@ -173,25 +145,38 @@ def rollout_file(
         with RunStore.open(
             out, verb="rollout", config=identity, seed=seed, inputs=inputs, files=("rollouts",)
         ) as store:
-            policy, close = await served_policy(model_url, model, sampling, concurrency * n, replies=store.replies)
-            sandbox = Sandbox(sandbox_level)
-            try:
-                opener = sandboxed(sandbox, config.budgets)
+            policy = served_policy(model_url, model, sampling, concurrency * n, replies=store.replies)
+            async with acting(policy, config.budgets, sandbox_level) as (actor, opener):
                 return await roll_into(
                     store,
                     environments,
-                    policy,
+                    actor,
                     opener,
                     config,
                     seed=seed_for(seed, "rollout"),
                     concurrency=concurrency,
                     progress=progress,
                 )
-            finally:
-                sandbox.close()
-                await close()
 
     return asyncio.run(main())
+
+
+Opened = tuple[Policy, Callable[[], Awaitable[None]]]
+"""A policy and its close."""
+
+
+@asynccontextmanager
+async def acting(
+    policy: Awaitable[Opened], budgets: Budgets, sandbox_level: str = "auto"
+) -> AsyncIterator[tuple[Policy, Opener]]:
+    """(policy, opener of its episodes) with a sandbox of their own; both are closed at the end."""
+    actor, close = await policy
+    sandbox = Sandbox(sandbox_level)
+    try:
+        yield actor, sandboxed(sandbox, budgets)
+    finally:
+        sandbox.close()
+        await close()
 
 
 async def served_policy(
@@ -201,7 +186,7 @@ async def served_policy(
     concurrency: int,
     *,
     replies: ReplyStore | None = None,
-) -> tuple[Policy, Callable[[], Awaitable[None]]]:
+) -> Opened:
     """(policy, its close) over a server. ServerError if nobody answers there. `replies` stores those of a chat server."""
     tokens = HttpTokenClient(model_url, concurrency=concurrency, allow_truncated=True)
     folder = folder or await _local_model(tokens)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from rollout_fakes import toy_environment
+from tiny_model import tiny_config
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from astrolabe.model.config import ModelConfig
@@ -70,21 +71,15 @@ def tiny_renderer() -> Renderer:
     return Renderer(TextTokenizer(bpe.to_str(), "tiny"), "qwen3")
 
 
-def tiny_config() -> ModelConfig:
-    return ModelConfig(
-        model_type="qwen3",
+def policy_config() -> ModelConfig:
+    return tiny_config(
         vocab_size=512,
         hidden_size=48,
         intermediate_size=96,
-        num_layers=2,
         num_heads=3,
         num_kv_heads=1,
         head_dim=16,
-        rope_theta=10000.0,
-        rms_norm_eps=1e-6,
-        tie_embeddings=True,
         max_position=1024,
-        qk_norm=True,
     )
 
 
@@ -124,7 +119,7 @@ GRPO = grpo_loss(GrpoHyper())
 
 def shown_policy(renderer: Renderer, *, steps: int = 45) -> tuple[ModelConfig, Any]:
     """(config, params) of a policy that calls the right and the wrong tool about equally often."""
-    config = tiny_config()
+    config = policy_config()
     _, params = init_decoder(config, 0)
     environment = two_tool_environment()
     samples = [demonstration(renderer, environment, say(*said)) for said in (("add", "333"), ("mul", "24642"))]

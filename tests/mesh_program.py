@@ -8,8 +8,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from tiny_model import tiny_config
 
-from astrolabe.model.config import ModelConfig
 from astrolabe.model.decoder import init_decoder, param_axes
 from astrolabe.model.safetensors_io import load_params, save_params
 from astrolabe.model.sharding import MESH_AXES, tree_shardings
@@ -32,21 +32,7 @@ from jax_train.step import (
 MESHES = {"1": (1, 1, 1, 1), "4": (1, 4, 1, 1), "8": (2, 2, 2, 1), "8 context": (1, 2, 2, 2), "8 data": (8, 1, 1, 1)}
 VOCAB, ROWS, BUDGET = 64, 16, 32
 
-CONFIG = ModelConfig(
-    model_type="qwen3",
-    vocab_size=VOCAB,
-    hidden_size=16,
-    intermediate_size=32,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=1e4,
-    rms_norm_eps=1e-6,
-    tie_embeddings=True,
-    max_position=64,
-    qk_norm=True,
-)
+CONFIG = tiny_config(vocab_size=VOCAB)
 
 
 def make_batch() -> PackedBatch:

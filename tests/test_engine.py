@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_model import tiny_config
 
-from astrolabe.model.config import ModelConfig
 from astrolabe.model.decoder import Params, head_weights, hidden, init_decoder
 from astrolabe.model.logprobs import token_logprobs
 from astrolabe.records.errors import UsageError
@@ -21,20 +21,8 @@ from serving.engine.engine import Engine
 from serving.engine.runner import uniform_numbers
 from serving.tokens import Generation, Sampling
 
-CONFIG = ModelConfig(
-    model_type="qwen3",
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rope_theta=10000.0,
-    rms_norm_eps=1e-6,
-    tie_embeddings=False,
-    max_position=256,
-    qk_norm=True,
+CONFIG = tiny_config(
+    vocab_size=96, hidden_size=64, intermediate_size=96, head_dim=16, tie_embeddings=False, max_position=256
 )
 STOP = 7
 

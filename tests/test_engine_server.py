@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tiny_model import tiny_config
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from astrolabe.model.config import ModelConfig
@@ -44,20 +45,8 @@ def make_tokenizer() -> str:
     return tokenizer.to_str()
 
 
-CONFIG = ModelConfig(
-    model_type="qwen3",
-    vocab_size=288,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rope_theta=10000.0,
-    rms_norm_eps=1e-6,
-    tie_embeddings=False,
-    max_position=512,
-    qk_norm=True,
+CONFIG = tiny_config(
+    vocab_size=288, hidden_size=64, intermediate_size=96, head_dim=16, tie_embeddings=False, max_position=512
 )
 
 

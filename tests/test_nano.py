@@ -15,7 +15,7 @@ import pytest
 from astrolabe.model.config import ModelConfig
 from astrolabe.model.decoder import head_weights, hidden
 from jax_train.nano import corpus
-from jax_train.nano.base import BaseRecipe, write_config, write_tokenizer
+from jax_train.nano.base import BaseRecipe, make_base, write_config, write_tokenizer
 from jax_train.nano.init import init_copying
 from serving.render import Renderer
 
@@ -90,6 +90,21 @@ def test_episodes_are_right_and_the_seed_repeats_them(folder):
         called = [c.function.name for m in shown.messages for c in m.tool_calls or []]
         assert set(called) == {g.tool for g in environment.goldens}
         assert len(called) >= len(environment.goldens)
+
+
+def test_a_second_run_trains_the_weights_of_the_first_on(tmp_path):
+    """`make nano-base` is two runs; the second keeps the tokenizer, and other seeds give it other episodes."""
+    knowledge = tmp_path / "knowledge.jsonl"
+    knowledge.write_text(json.dumps({"domain": "d", "text": "Mira Sol is a pilot.", "language": "en"}) + "\n")
+    small = {"vocab_size": 500, "hidden_size": 80, "intermediate_size": 32, "layers": 2, "heads": 2, "head_dim": 16}
+    recipe = {**small, "episodes": 8, "rows": 1, "budget": 2048, "steps": 2, "warmup": 1}
+    said: list[str] = []
+    first = make_base(BaseRecipe(**recipe), tmp_path / "first", [knowledge], said.append)
+    second = make_base(BaseRecipe(**recipe, seed=1), tmp_path / "second", [knowledge], said.append, start=first)
+    assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
+    assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
+    losses = [float(line.split("held-out ")[1].split()[0]) for line in said if "held-out" in line]
+    assert len(losses) == 2 and all(np.isfinite(losses))
 
 
 def test_the_committed_base_is_small_and_loads():

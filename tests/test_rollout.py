@@ -11,6 +11,7 @@ import pytest
 from rollout_fakes import Server, make_renderer, toy_environment
 
 from astrolabe.envs.sandbox import Sandbox
+from astrolabe.records.environment import read_environments
 from astrolabe.records.errors import ServerError, UsageError
 from astrolabe.records.run_store import RunStore
 from astrolabe.records.token_store import TokenStore
@@ -18,7 +19,7 @@ from astrolabe.records.trajectory import Trajectory
 from graphs.solver import Budgets, PolicyFailure
 from graphs.token_policy import Branch, TokenPolicy
 from jax_train.groups import Group, RolloutConfig, Row, roll, roll_group, sandboxed
-from jax_train.rollout import load_environments, roll_into, rollout_file
+from jax_train.rollout import roll_into, rollout_file
 from serving.tokens import Sampling
 
 
@@ -224,10 +225,10 @@ def test_bad_files_and_dead_servers_are_errors_with_a_mend(tmp_path):
     file = tmp_path / "envs.jsonl"
     file.write_text(toy_environment().to_line() + "\n{}\n")
     with pytest.raises(UsageError, match="line 2: no environment"):
-        load_environments(file)
+        read_environments(file)
     file.write_text((toy_environment().to_line() + "\n") * 2)
     with pytest.raises(UsageError, match=r"line 2: env-.* is there twice"):
-        load_environments(file)
+        read_environments(file)
     file.write_text(toy_environment().to_line() + "\n")
     with pytest.raises(ServerError, match="no model server answers"):
         rollout_file(file, "http://127.0.0.1:9", 2, tmp_path / "run", progress=False)

@@ -12,28 +12,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from tiny_model import tiny_config
 
-from astrolabe.model.config import ModelConfig, RopeScaling
+from astrolabe.model.config import RopeScaling
 from jax_train.packing import PackedBatch, Sample, pack
 
 VOCAB = 64
-QWEN3 = ModelConfig(
-    model_type="qwen3",
-    vocab_size=VOCAB,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=1e4,
-    rms_norm_eps=1e-6,
-    tie_embeddings=True,
-    max_position=64,
-    qk_norm=True,
-    eos_token_ids=(1, 2),
-    pad_token_id=1,
-)
+QWEN3 = tiny_config(vocab_size=VOCAB, intermediate_size=24, eos_token_ids=(1, 2), pad_token_id=1)
 LLAMA = replace(
     QWEN3,
     model_type="llama",

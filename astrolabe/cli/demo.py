@@ -103,20 +103,17 @@ def _done(code: int, out: Path) -> None:
 def select(out: Path, seed: int) -> tuple[Path, Path, list[dict[str, Any]]]:
     """Files of training and of held-out environments that share no question, entity or tool, and the leak report."""
     from astrolabe.evals.leaks import leak_report, without_shared
-    from astrolabe.records.environment import Environment
+    from astrolabe.records.environment import read_environments
     from astrolabe.records.ids import rng_for
 
-    train = [Environment.from_json(row) for row in rows_of(out / "train" / "environments.jsonl")]
-    held_out = without_shared([Environment.from_json(r) for r in rows_of(FILE)], train)
+    rows = out / "train" / "environments.jsonl"
+    train = read_environments(rows)
+    held_out = without_shared(read_environments(FILE), train)
     rng_for(seed, "demo", "held-out").shuffle(held_out)
     held_out = held_out[:HELD_OUT]
     leaks = leak_report(train, held_out)
     write_rows(out / "leaks.jsonl", leaks)
-    return (
-        write_rows(out / "train.jsonl", [e.to_json() for e in train]),
-        write_rows(out / "held-out.jsonl", [e.to_json() for e in held_out]),
-        leaks,
-    )
+    return rows, write_rows(out / "held-out.jsonl", [e.to_json() for e in held_out]), leaks
 
 
 def _demonstrations(envs: Path, out: Path, seed: int) -> None:
@@ -137,7 +134,7 @@ def _phase(name: str, out: Path, seed: int, overrides: dict[str, Any]) -> Path:
     if name == "sft":
         given |= {"data.train": [str(out / "demonstrations"), str(out / "trajectories")]}
     elif name == "grpo":
-        given |= {"environments": [str(out / "train.jsonl")]}
+        given |= {"environments": [str(out / "train")]}
     flags = [
         text
         for key, value in given.items()

@@ -9,23 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from astrolabe.envs.sandbox import Sandbox
 from astrolabe.records.durable import write_atomic
-from astrolabe.records.environment import Environment
+from astrolabe.records.environment import Environment, read_environments
 from astrolabe.records.errors import ServerError, UsageError
 from astrolabe.records.ids import content_hash, seed_for
 from astrolabe.records.jsonl import read_rows
 from astrolabe.records.run_store import RunStore
 from astrolabe.records.trajectory import Trajectory
 from graphs.solver import Budgets, Policy
-from jax_train.groups import Opener, RolloutConfig, sandboxed
-from jax_train.rollout import load_environments, roll_into, served_policy
+from jax_train.groups import Opener, RolloutConfig
+from jax_train.rollout import Opened, acting, roll_into, served_policy
 from serving.tokens import Sampling
 
 METRICS = ("f1", "answer_accuracy", "calls", "errors")
@@ -180,17 +179,16 @@ def evaluate(
 ) -> dict[str, Any]:
     """A policy on the environments of a file: behind a server (`model_url`), or `model` in the embedded engine, in
     process. `temperature` 0 is greedy."""
-    environments = load_environments(file, limit)
+    environments = read_environments(file, limit)
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
 
     async def main() -> dict[str, Any]:
-        policy, close = await _policy(model_url, model, sampling, concurrency * n)
-        sandbox = Sandbox()
-        try:
+        opened = _policy(model_url, model, sampling, concurrency * n)
+        async with acting(opened, budgets or Budgets()) as (policy, opener):
             return await evaluate_policy(
                 environments,
                 policy,
-                sandboxed(sandbox, budgets or Budgets()),
+                opener,
                 n=n,
                 budgets=budgets,
                 seed=seed,
@@ -199,16 +197,11 @@ def evaluate(
                 concurrency=concurrency,
                 progress=progress,
             )
-        finally:
-            sandbox.close()
-            await close()
 
     return asyncio.run(main())
 
 
-async def _policy(
-    model_url: str | None, model: Path | None, sampling: Sampling, concurrency: int
-) -> tuple[Policy, Callable[[], Awaitable[None]]]:
+async def _policy(model_url: str | None, model: Path | None, sampling: Sampling, concurrency: int) -> Opened:
     if model_url is not None:
         return await served_policy(model_url, model, sampling, concurrency)
     if model is None:

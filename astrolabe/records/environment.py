@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_serializer
 
 from astrolabe.records.base import Record
+from astrolabe.records.errors import UsageError
 from astrolabe.records.ids import content_hash
+from astrolabe.records.jsonl import read_records
 from astrolabe.records.messages import FunctionSchema, ToolSchema
 
 Scenario = Literal[
@@ -160,3 +163,19 @@ def environment_id(row: dict[str, Any]) -> str:
     """The id of a raw environment row."""
     body = {k: v for k, v in row.items() if k not in ("id", "certificate", "provenance")}
     return "env-" + content_hash(body)
+
+
+def read_environments(path: Path, limit: int | None = None) -> list[Environment]:
+    """The environments of a file, in order; a row without an id gets its own. UsageError names the line that is none, or
+    a repeated id, or the file that holds none."""
+    out: dict[str, Environment] = {}
+    for number, row in read_records(path, Environment, "see `astrolabe env check`"):
+        environment = row if row.id else row.with_id()
+        if environment.id in out:
+            raise UsageError(f"{path}, line {number}: {environment.id} is there twice", "remove the second one")
+        out[environment.id] = environment
+        if limit is not None and len(out) >= limit:
+            break
+    if not out:
+        raise UsageError(f"{path}: no environments", "give a file with at least one row")
+    return list(out.values())

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
+from astrolabe.records.base import Record
 from astrolabe.records.errors import UsageError
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -35,3 +40,16 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
             yield number, json.loads(text)
         except ValueError as error:
             raise UsageError(f"{path}, line {number}: not JSON: {error}", "one JSON object per line") from None
+
+
+def read_records(path: Path, kind: type[AnyRecord], mend: str) -> Iterator[tuple[int, AnyRecord]]:
+    """(line number, record) of each line. UsageError names the file, the line and the first field that is wrong."""
+    for number, row in read_rows(path):
+        try:
+            yield number, kind.model_validate(row)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(
+                f"{path}, line {number}: no {kind.__name__.lower()}: {where}: {first['msg']}", mend
+            ) from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from astrolabe.model.config import ModelConfig
-from astrolabe.model.safetensors_io import save_params
+from astrolabe.model.decoder import Params
+from astrolabe.model.safetensors_io import load_params, save_params
 from astrolabe.records.jsonl import read_rows
 from jax_train.losses.sft import sft_loss
 from jax_train.nano import corpus
@@ -118,8 +120,15 @@ def _batches(samples: list[Sample], recipe: BaseRecipe, vocab_size: int, epoch: 
     return out
 
 
-def train(recipe: BaseRecipe, folder: Path, samples: list[Sample], held_out: list[Sample], log: Any = print) -> None:
-    """Train for `recipe.steps` steps; the weights are written every hundred and at the end."""
+def train(
+    recipe: BaseRecipe,
+    folder: Path,
+    params: Params,
+    samples: list[Sample],
+    held_out: list[Sample],
+    log: Any = print,
+) -> None:
+    """Train `params` for `recipe.steps` steps; the weights are written every hundred and at the end."""
     config = ModelConfig.from_hf(folder)
     schedule = make_schedule("cosine", recipe.lr, recipe.steps, recipe.warmup, 0.05)
     optimizer = make_optimizer(schedule, b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.05, mu_dtype=None)
@@ -127,7 +136,7 @@ def train(recipe: BaseRecipe, folder: Path, samples: list[Sample], held_out: lis
     step = make_step(config, sft_loss, optimizer, schedule, compute=compute, clip_norm=1.0)
     evaluate = make_eval(config, sft_loss, compute)
     held = pack(held_out, recipe.rows, recipe.budget, vocab_size=config.vocab_size)[0]
-    state = init_state(jax.tree.map(jnp.asarray, init_copying(config, recipe.seed)), optimizer)
+    state = init_state(jax.tree.map(jnp.asarray, params), optimizer)
     done, epoch, began = 0, 0, time.monotonic()
     while done < recipe.steps:
         for batch in _batches(samples, recipe, config.vocab_size, epoch):
@@ -146,14 +155,22 @@ def train(recipe: BaseRecipe, folder: Path, samples: list[Sample], held_out: lis
         epoch += 1
 
 
-def make_base(recipe: BaseRecipe, folder: Path, knowledge: list[Path], log: Any = print) -> Path:
-    """The whole recipe; the folder."""
+def make_base(
+    recipe: BaseRecipe, folder: Path, knowledge: list[Path], log: Any = print, start: Path | None = None
+) -> Path:
+    """The whole recipe; the folder. With `start`, its tokenizer, config and weights are trained on."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocab_size = write_tokenizer(recipe, folder, knowledge)
-    write_config(recipe, folder, vocab_size)
-    log(f"tokenizer of {vocab_size} entries")
+    if start is None:
+        vocab_size = write_tokenizer(recipe, folder, knowledge)
+        log(f"tokenizer of {vocab_size} entries")
+        config = write_config(recipe, folder, vocab_size)
+        params = init_copying(config, recipe.seed)
+    else:
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+            shutil.copyfile(start / name, folder / name)
+        params = load_params(start, ModelConfig.from_hf(start))
     samples = make_samples(recipe, folder, recipe.episodes + 200)
     held_out, samples = samples[:200], samples[200:]
     log(f"{len(samples)} episodes, {sum(map(len, samples))} tokens")
-    train(recipe, folder, samples, held_out, log)
+    train(recipe, folder, params, samples, held_out, log)
     return folder

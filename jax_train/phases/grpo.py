@@ -25,7 +25,7 @@ import numpy as np
 from astrolabe.envs.sandbox import Sandbox
 from astrolabe.model.safetensors_io import save_params
 from astrolabe.progress import track
-from astrolabe.records.environment import Environment
+from astrolabe.records.environment import Environment, read_environments
 from astrolabe.records.errors import UsageError
 from astrolabe.records.ids import content_hash, seed_for
 from astrolabe.records.run_store import RunStore
@@ -40,7 +40,7 @@ from jax_train.groups import Group, Opener, Rollout, RolloutConfig, roll_group, 
 from jax_train.learner import PackedLearner
 from jax_train.losses.grpo import GrpoHyper, grpo_loss
 from jax_train.packing import Sample
-from jax_train.rollout import group_outcome, load_environments
+from jax_train.rollout import group_outcome
 from jax_train.scheduler import Scheduler, Slot
 from jax_train.trainer import Trainer, identity, model_fingerprint
 from serving.engine.engine import Engine
@@ -338,9 +338,9 @@ class GrpoLoop:
         }
 
 
-def read_environments(paths: Sequence[Path]) -> list[Environment]:
+def environments_of(paths: Sequence[Path]) -> list[Environment]:
     """Environments of files and of run folders. UsageError where two are the same."""
-    found = [e for path in paths for e in load_environments(path / "environments.jsonl" if path.is_dir() else path)]
+    found = [e for path in paths for e in read_environments(path / "environments.jsonl" if path.is_dir() else path)]
     if len({environment.id for environment in found}) < len(found):
         raise UsageError("an environment is in two files of `environments`", "leave one of them out")
     return found
@@ -348,7 +348,7 @@ def read_environments(paths: Sequence[Path]) -> list[Environment]:
 
 def run(config: GrpoConfig) -> dict[str, Any]:
     """Train, or continue, the run of `config.out`; a summary. The model goes to `out/model`."""
-    environments = read_environments(config.environments)
+    environments = environments_of(config.environments)
     renderer = Renderer.from_folder(config.model.path)
     check_template(renderer)
     prints = {

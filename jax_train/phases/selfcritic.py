@@ -35,7 +35,7 @@ from jax_train.config import (
 from jax_train.groups import sandboxed
 from jax_train.pairs import PairConfig, mine_pairs, read_candidates
 from jax_train.phases.dpo import run as run_dpo
-from jax_train.phases.grpo import read_environments, rollout_config
+from jax_train.phases.grpo import environments_of, rollout_config
 from jax_train.rollout import roll_into
 from jax_train.trainer import model_fingerprint
 from serving.engine.engine import Engine
@@ -70,7 +70,7 @@ class SelfCriticConfig(TrainConfig):
 
 def run(config: SelfCriticConfig) -> dict[str, Any]:
     """Roll out, pair, train; a summary with DPO's own. RunError if the rollouts hold no pair."""
-    environments = read_environments(config.environments)
+    environments = environments_of(config.environments)
     pairs = mine(config, environments)
     if pairs == 0:
         raise RunError(

@@ -13,17 +13,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from astrolabe.envs.arguments import whole_numbers
 from astrolabe.envs.rewards.answers import ANSWER_TYPES, verify_answer
 from astrolabe.envs.rewards.f1 import score_f1
 from astrolabe.envs.rewards.ladder import Span, score_ladder
 from astrolabe.envs.sandbox import Sandbox
-from astrolabe.records.environment import Environment
+from astrolabe.records.environment import Environment, read_environments
 from astrolabe.records.equality import equal
 from astrolabe.records.errors import UsageError
-from astrolabe.records.jsonl import read_rows
+from astrolabe.records.jsonl import read_records, read_rows
 from astrolabe.records.messages import Message
 from astrolabe.records.trajectory import CallRecord, Reward, Trajectory
 
@@ -46,16 +44,10 @@ def rescored_rows(path: Path, envs: Path | None, kind: str = "f1") -> Iterator[d
         return
     if envs is None:
         raise UsageError("rollouts are scored against their environments", "give --envs FILE")
-    environments = read_environments(envs)
+    environments = {environment.id: environment for environment in read_environments(envs)}
     with ExitStack() as stack:
         sandbox: Sandbox | None = None
-        for number, row in read_rows(path):
-            try:
-                trajectory = Trajectory.from_json(row)
-            except ValidationError as error:
-                raise UsageError(
-                    f"{path}, line {number}: no trajectory: {_first(error)}", "rows of rollouts.jsonl"
-                ) from None
+        for number, trajectory in read_records(path, Trajectory, "give rows of rollouts.jsonl"):
             environment = environments.get(trajectory.task.environment or "")
             if environment is None:
                 raise UsageError(
@@ -113,20 +105,6 @@ def replay_state(environment: Environment, calls: list[CallRecord], sandbox: San
     return changed, state
 
 
-def read_environments(path: Path) -> dict[str, Environment]:
-    """id -> environment. UsageError names the row that is none."""
-    out = {}
-    for number, row in read_rows(path):
-        try:
-            environment = Environment.from_json(row)
-        except ValidationError as error:
-            raise UsageError(
-                f"{path}, line {number}: no environment: {_first(error)}", "see `astrolabe env check`"
-            ) from None
-        out[environment.id] = environment
-    return out
-
-
 def _ladder_rows(path: Path) -> Iterator[dict[str, Any]]:
     for number, row in read_rows(path):
         where = f"{path}, line {number}"
@@ -159,8 +137,3 @@ def _spans(raw: Any, where: str) -> list[Span] | None:
                 f"{where}: `spans` holds {item!r}", "give [start, end] ranges that the tool wrote, or null"
             )
     return sorted(out)
-
-
-def _first(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
