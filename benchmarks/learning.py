@@ -7,8 +7,8 @@ demonstrations. Per seed: SFT to its validation plateau, then from there (a) GRP
 demonstrations, (c) rollouts of the SFT policy, of which the best per environment are trained on.
 
 Compute is counted in tokens of a forward pass: a trained token costs 3 (forward and backward), a token of a rollout's
-context 1. (b) and (c) get what (a) used. Printed: mean F1 per arm, and the paired differences with 95 % bootstrap
-intervals over environments and seeds.
+context 1. (b) and (c) get what (a) used. Printed: mean F1 per arm, sampled at temperature 1 (what GRPO
+optimises) and greedy, and the paired differences with 95 % bootstrap intervals over environments and seeds.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ def best_of_each(rollouts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def one_seed(data: Path, out: Path, seed: int, steps: int) -> dict[str, Path]:
     """Train all arms; arm -> model folder."""
     demos = rows_of(data / "demonstrations" / "rollouts.jsonl")
-    rng_for(seed, "learning", "split").shuffle(demos)
-    cut = len(demos) // 10
-    validation = write_rows(out / "validation.jsonl", demos[:cut])
-    train = write_rows(out / "demonstrations.jsonl", demos[cut:])
+    names = sorted({row["task"]["environment"] for row in demos})
+    rng_for(seed, "learning", "split").shuffle(names)
+    kept_out = set(names[: len(names) // 10])
+    validation = write_rows(out / "validation.jsonl", [r for r in demos if r["task"]["environment"] in kept_out])
+    train = write_rows(out / "demonstrations.jsonl", [r for r in demos if r["task"]["environment"] not in kept_out])
     common = {"seed": seed, "data__train": [str(train)], "data__validation": [str(validation)]}
     first: SftConfig = config(
         "sft", out=out / "sft", steps=600, eval_every=20, patience=3, checkpoint__every=20,
@@ -107,6 +108,10 @@ def _roll(model: Path, envs: Path, out: Path, seed: int) -> None:
     evaluate(envs, model=model, out=out, n=8, seed=seed, temperature=1.0, max_new_tokens=64)
 
 
+DECODING = {"sampled": {"temperature": 1.0, "n": 4}, "greedy": {"temperature": 0.0, "n": 1}}
+"""How the arms are evaluated: as the policy that GRPO optimises, four episodes an environment, and at its mode."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("runs/demo"))
@@ -114,21 +119,30 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30, help="GRPO steps")
     given = parser.parse_args()
-    f1: dict[str, list[list[float]]] = {}
+    f1: dict[str, dict[str, list[list[float]]]] = {how: {} for how in DECODING}
     for seed in range(given.seeds):
         out = given.out / f"seed-{seed}"
         for arm, model in one_seed(given.data, out, seed, given.steps).items():
-            result = evaluate(
-                given.data / "held-out.jsonl", model=model, out=out / "eval" / arm.replace(" ", "-"), max_new_tokens=64
+            for how, kind in DECODING.items():
+                folder = out / "eval" / how / arm.replace(" ", "-")
+                result = evaluate(
+                    given.data / "held-out.jsonl", model=model, out=folder, seed=seed, max_new_tokens=64, **kind
+                )
+                values = [row["f1"] for _, row in sorted(result["per_environment"].items())]
+                f1[how].setdefault(arm, []).append(values)
+                print(
+                    f"seed {seed}: {arm}, {how}: F1 {np.mean(values):.4f}, answers "
+                    f"{result['answer_accuracy']['mean']:.4f} over {len(values)} environments",
+                    flush=True,
+                )
+    for how, arms in f1.items():
+        for arm, rows in arms.items():
+            print(
+                f"{how:8s} {arm:24s} mean F1 {np.mean(rows):.4f}, by seed {[round(float(np.mean(v)), 4) for v in rows]}"
             )
-            values = [row["f1"] for _, row in sorted(result["per_environment"].items())]
-            f1.setdefault(arm, []).append(values)
-            print(f"seed {seed}: {arm}: F1 {np.mean(values):.4f} over {len(values)} environments", flush=True)
-    for arm, values in f1.items():
-        print(f"{arm:24s} mean F1 {np.mean(values):.4f}, by seed {[round(float(np.mean(v)), 4) for v in values]}")
-    for arm in ("SFT", "continued SFT", "rejection-sampling SFT"):
-        d = paired_difference(f1[arm], f1["GRPO"])
-        print(f"GRPO - {arm}: {d['mean']:+.4f} [{d['low']:+.4f}, {d['high']:+.4f}]")
+        for arm in ("SFT", "continued SFT", "rejection-sampling SFT"):
+            d = paired_difference(arms[arm], arms["GRPO"])
+            print(f"{how:8s} GRPO - {arm}: {d['mean']:+.4f} [{d['low']:+.4f}, {d['high']:+.4f}]")
 
 
 if __name__ == "__main__":

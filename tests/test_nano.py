@@ -104,7 +104,8 @@ def test_a_second_run_trains_the_weights_of_the_first_on(tmp_path):
     assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
     assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
     losses = [float(line.split("held-out ")[1].split()[0]) for line in said if "held-out" in line]
-    assert len(losses) == 2 and all(np.isfinite(losses))
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
 
 
 def test_the_committed_base_is_small_and_loads():
