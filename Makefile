@@ -30,10 +30,9 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# Makes the base checkpoint of the nano policy again, from its seeds: two runs, the second on the weights of the first.
+# Makes the base checkpoint of the nano policy again, from its seed.
 nano-base: setup
-	$(BIN)/python -m jax_train.nano --out runs/nano/first
-	$(BIN)/python -m jax_train.nano --out astrolabe/data/nano --start runs/nano/first --seed 1 --episodes 16000 --rows 4 --steps 3500 --lr 8e-4
+	$(BIN)/python -m jax_train.nano --out astrolabe/data/nano
 
 # Resolves the pins again (needs uv). Addresses are never written.
 requirements:

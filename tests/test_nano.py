@@ -92,17 +92,17 @@ def test_episodes_are_right_and_the_seed_repeats_them(folder):
         assert len(called) >= len(environment.goldens)
 
 
-def test_a_second_run_trains_the_weights_of_the_first_on(tmp_path):
-    """`make nano-base` is two runs; the second keeps the tokenizer, and other seeds give it other episodes."""
+def test_the_base_recipe_runs_whole_and_repeats_itself(tmp_path):
+    """`make nano-base` at a small size, twice."""
     knowledge = tmp_path / "knowledge.jsonl"
     knowledge.write_text(json.dumps({"domain": "d", "text": "Mira Sol is a pilot.", "language": "en"}) + "\n")
     small = {"vocab_size": 500, "hidden_size": 80, "intermediate_size": 32, "layers": 2, "heads": 2, "head_dim": 16}
     recipe = {**small, "episodes": 8, "rows": 1, "budget": 2048, "steps": 2, "warmup": 1}
     said: list[str] = []
     first = make_base(BaseRecipe(**recipe), tmp_path / "first", [knowledge], said.append)
-    second = make_base(BaseRecipe(**recipe, seed=1), tmp_path / "second", [knowledge], said.append, start=first)
-    assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
-    assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
+    second = make_base(BaseRecipe(**recipe), tmp_path / "second", [knowledge], said.append)
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes(), file.name
     losses = [float(line.split("held-out ")[1].split()[0]) for line in said if "held-out" in line]
     assert len(losses) == 2
     assert np.isfinite(losses).all()

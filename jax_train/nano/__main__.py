@@ -13,15 +13,14 @@ from jax_train.nano.base import BaseRecipe, make_base
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--start", type=Path, help="a folder written before: its weights are trained on")
     for field in dataclasses.fields(BaseRecipe):
         kind = float if isinstance(field.default, float) else int
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
     given = vars(parser.parse_args())
-    out, start = given.pop("out"), given.pop("start")
+    out = given.pop("out")
     knowledge = Path(astrolabe.__file__).parent / "data" / "knowledge"
     files = [knowledge / "en.jsonl", knowledge / "zh.jsonl"]
-    make_base(BaseRecipe(**given), out, files, lambda text: print(text, flush=True), start)
+    make_base(BaseRecipe(**given), out, files, lambda text: print(text, flush=True))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
-import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from astrolabe.model.config import ModelConfig
-from astrolabe.model.decoder import Params
-from astrolabe.model.safetensors_io import load_params, save_params
+from astrolabe.model.safetensors_io import save_params
 from astrolabe.records.jsonl import read_rows
 from jax_train.host_memory import keep_freed_memory
 from jax_train.losses.sft import sft_loss
@@ -35,25 +33,29 @@ from jax_train.packing import PackedBatch, Sample, pack, stack
 from jax_train.step import Compute, init_state, make_eval, make_optimizer, make_schedule, make_step
 from serving.render import Renderer
 
+OFTEN = 30
+"""How often the tokenizer meets each English text of the project's: its words must be whole tokens, as a large
+tokenizer's are, for words are what a tool and a question are matched by."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
     """Every number that decides the base."""
 
     seed: int = 0
-    vocab_size: int = 1536
+    vocab_size: int = 2048
     hidden_size: int = 160
     intermediate_size: int = 432
     layers: int = 4
     heads: int = 5
     head_dim: int = 32
-    episodes: int = 8000
+    episodes: int = 20000
     redundancy: float = 0.3
     max_nodes: int = 6
-    rows: int = 8
+    rows: int = 4
     budget: int = 512
-    steps: int = 1000
-    lr: float = 2e-3
+    steps: int = 4000
+    lr: float = 1.2e-3
     warmup: int = 100
 
 
@@ -61,7 +63,8 @@ def write_tokenizer(recipe: BaseRecipe, folder: Path, knowledge: list[Path]) -> 
     """Train and save the tokenizer; its size."""
     words = list(corpus.texts(recipe.seed, 3000))
     for file in knowledge:
-        words += [row["text"] for _, row in read_rows(file)]
+        for _, row in read_rows(file):
+            words += [row["text"]] * (OFTEN if row["language"] == "en" else 1)
     tokenizer = train_tokenizer(words, recipe.vocab_size)
     save_tokenizer(tokenizer, folder)
     return tokenizer.get_vocab_size()
@@ -121,15 +124,8 @@ def _batches(samples: list[Sample], recipe: BaseRecipe, vocab_size: int, epoch: 
     return out
 
 
-def train(
-    recipe: BaseRecipe,
-    folder: Path,
-    params: Params,
-    samples: list[Sample],
-    held_out: list[Sample],
-    log: Any = print,
-) -> None:
-    """Train `params` for `recipe.steps` steps; the weights are written every hundred and at the end."""
+def train(recipe: BaseRecipe, folder: Path, samples: list[Sample], held_out: list[Sample], log: Any = print) -> None:
+    """Train first weights for `recipe.steps` steps; the weights are written every hundred and at the end."""
     keep_freed_memory()
     config = ModelConfig.from_hf(folder)
     schedule = make_schedule("cosine", recipe.lr, recipe.steps, recipe.warmup, 0.05)
@@ -138,7 +134,7 @@ def train(
     step = make_step(config, sft_loss, optimizer, schedule, compute=compute, clip_norm=1.0)
     evaluate = make_eval(config, sft_loss, compute)
     held = pack(held_out, recipe.rows, recipe.budget, vocab_size=config.vocab_size)[0]
-    state = init_state(jax.tree.map(jnp.asarray, params), optimizer)
+    state = init_state(jax.tree.map(jnp.asarray, init_copying(config, recipe.seed)), optimizer)
     done, epoch, began = 0, 0, time.monotonic()
     while done < recipe.steps:
         for batch in _batches(samples, recipe, config.vocab_size, epoch):
@@ -157,22 +153,14 @@ def train(
         epoch += 1
 
 
-def make_base(
-    recipe: BaseRecipe, folder: Path, knowledge: list[Path], log: Any = print, start: Path | None = None
-) -> Path:
-    """The whole recipe; the folder. With `start`, its tokenizer, config and weights are trained on."""
+def make_base(recipe: BaseRecipe, folder: Path, knowledge: list[Path], log: Any = print) -> Path:
+    """The whole recipe; the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    if start is None:
-        vocab_size = write_tokenizer(recipe, folder, knowledge)
-        log(f"tokenizer of {vocab_size} entries")
-        config = write_config(recipe, folder, vocab_size)
-        params = init_copying(config, recipe.seed)
-    else:
-        for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-            shutil.copyfile(start / name, folder / name)
-        params = load_params(start, ModelConfig.from_hf(start))
+    vocab_size = write_tokenizer(recipe, folder, knowledge)
+    write_config(recipe, folder, vocab_size)
+    log(f"tokenizer of {vocab_size} entries")
     samples = make_samples(recipe, folder, recipe.episodes + 200)
     held_out, samples = samples[:200], samples[200:]
     log(f"{len(samples)} episodes, {sum(map(len, samples))} tokens")
-    train(recipe, folder, params, samples, held_out, log)
+    train(recipe, folder, samples, held_out, log)
     return folder
