@@ -18,6 +18,7 @@ if __package__ in (None, ""):  # run as a script: the checkout's root is where t
 
 from astrolabe.records.errors import EXIT_DONE, AstrolabeError, UsageError
 from jax_train.config import PHASES, DistributedSection, dump_config, load_config
+from jax_train.host_memory import keep_freed_memory
 
 USAGE = f"usage: launch.py {'|'.join(PHASES)} --config FILE [--key.sub value ...] [--dry-run]"
 
@@ -72,6 +73,8 @@ def _initialize(section: DistributedSection) -> None:
 def script() -> int:
     """`main` as a program: an error that can be mended is one line, without a traceback."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("jax").setLevel(logging.WARNING)  # it tells of each backend that is not there
+    keep_freed_memory()
     try:
         return main()
     except AstrolabeError as error:

@@ -17,7 +17,6 @@ from astrolabe.model.config import ModelConfig
 from astrolabe.model.decoder import Params, init_decoder
 from astrolabe.model.safetensors_io import load_params, save_params
 from jax_train.config import TrainConfig
-from jax_train.host_memory import keep_freed_memory
 from jax_train.losses.base import Loss
 from jax_train.mesh import check_mesh, make_mesh, put_batch, use_mesh
 from jax_train.packing import PackedBatch
@@ -49,7 +48,6 @@ class Trainer:
     @classmethod
     def build(cls, config: TrainConfig, loss: Loss, total_steps: int) -> Trainer:
         """The model of `config.model` (weights from its folder, or from the seed where it has none), at step 0."""
-        keep_freed_memory()
         model = ModelConfig.from_hf(config.model.path)
         mesh = make_mesh(config.mesh.model_dump())
         check_mesh(mesh, model, config.batch.rows, config.batch.budget)

@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 
 from astrolabe.cli import demo, doctor, env, evaluate, reward, rollout, serve, status, synth, train, view
 from astrolabe.records.errors import EXIT_DONE, EXIT_PARTIAL, EXIT_USAGE, AstrolabeError
+from jax_train.host_memory import keep_freed_memory
 
 app = typer.Typer(
     name="astrolabe",
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler.setFormatter(_OneLine())
     handler.setLevel(logging.WARNING)
     logging.getLogger().handlers = [handler]
+    keep_freed_memory()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(arguments, prog_name="astrolabe", standalone_mode=False)

@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 
 import astrolabe
+from jax_train.host_memory import keep_freed_memory
 from jax_train.nano.base import BaseRecipe, make_base
 
 
@@ -18,6 +19,7 @@ def main() -> None:
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
     given = vars(parser.parse_args())
     out = given.pop("out")
+    keep_freed_memory()
     knowledge = Path(astrolabe.__file__).parent / "data" / "knowledge"
     files = [knowledge / "en.jsonl", knowledge / "zh.jsonl"]
     make_base(BaseRecipe(**given), out, files, lambda text: print(text, flush=True))

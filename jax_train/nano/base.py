@@ -24,7 +24,6 @@ from tokenizers import Tokenizer
 from astrolabe.model.config import ModelConfig
 from astrolabe.model.safetensors_io import save_params
 from astrolabe.records.jsonl import read_rows
-from jax_train.host_memory import keep_freed_memory
 from jax_train.losses.sft import sft_loss
 from jax_train.nano import corpus
 from jax_train.nano.init import init_copying
@@ -126,7 +125,6 @@ def _batches(samples: list[Sample], recipe: BaseRecipe, vocab_size: int, epoch: 
 
 def train(recipe: BaseRecipe, folder: Path, samples: list[Sample], held_out: list[Sample], log: Any = print) -> None:
     """Train first weights for `recipe.steps` steps; the weights are written every hundred and at the end."""
-    keep_freed_memory()
     config = ModelConfig.from_hf(folder)
     schedule = make_schedule("cosine", recipe.lr, recipe.steps, recipe.warmup, 0.05)
     optimizer = make_optimizer(schedule, b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.05, mu_dtype=None)
