@@ -21,7 +21,7 @@ from astrolabe.envs.rewards.f1 import score_f1
 from astrolabe.envs.sandbox import Sandbox
 from astrolabe.records.base import Provenance
 from astrolabe.records.environment import Environment
-from astrolabe.records.errors import AstrolabeError
+from astrolabe.records.errors import AstrolabeError, ServerError
 from astrolabe.records.ids import content_hash, seed_for
 from astrolabe.records.trajectory import CallRecord, Reward, Task, Trajectory
 from graphs.solver import Budgets, Episode, Policy, ToolExecutor, solve
@@ -228,6 +228,8 @@ async def roll(
         if episode.status != "failed" or attempt >= config.attempts:
             break
         log.warning("%s, rollout %d, attempt %d: %s", environment.id, index, attempt, episode.failure)
+    if episode.failure == "model_unreachable":
+        raise ServerError("the policy's model server cannot be reached", "start it, then run the same command again")
     return Rollout(
         trajectory=_trajectory(environment, episode, reward, seed),
         tape=episode.tape,

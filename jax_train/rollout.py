@@ -26,6 +26,7 @@ from graphs.solver import Budgets, Policy
 from graphs.solver_policies import ChatPolicy
 from graphs.token_policy import TokenPolicy
 from jax_train.groups import Opener, RewardKind, Rollout, RolloutConfig, roll_group, sandboxed
+from jax_train.trainer import model_fingerprint
 from serving.chat import ChatClient, ModelFailure, ModelSpec
 from serving.render import Renderer, check_template
 from serving.tokens import HttpTokenClient, Sampling
@@ -139,9 +140,12 @@ def rollout_file(
         "max_new_tokens": max_new_tokens,
         "limit": limit,
     }
-    inputs = {"envs": content_hash([environment.id for environment in environments])}
 
     async def main() -> BatchReport:
+        inputs = {
+            "envs": content_hash([environment.id for environment in environments]),
+            "policy": await served_identity(model_url),
+        }
         with RunStore.open(
             out, verb="rollout", config=identity, seed=seed, inputs=inputs, files=("rollouts",)
         ) as store:
@@ -189,7 +193,7 @@ async def served_policy(
 ) -> Opened:
     """(policy, its close) over a server. ServerError if nobody answers there. `replies` stores those of a chat server."""
     tokens = HttpTokenClient(model_url, concurrency=concurrency, allow_truncated=True)
-    folder = folder or await _local_model(tokens)
+    folder = folder or _local_model(await _model_info(tokens))
     if folder is not None:
         renderer = Renderer.from_folder(folder)
         check_template(renderer)
@@ -207,8 +211,27 @@ async def served_policy(
     return ChatPolicy(client, max_tokens=sampling.max_new_tokens), client.aclose
 
 
-async def _local_model(tokens: HttpTokenClient) -> Path | None:
-    """The folder that the server says it serves, if it has a tokenizer and is on this machine."""
+async def served_identity(model_url: str) -> str:
+    """Which policy answers there, so that no run goes on with another: the hash of its weights where they are on this
+    machine, else its name and weight version. ServerError if nobody answers."""
+    tokens = HttpTokenClient(model_url)
+    try:
+        info = await _model_info(tokens)
+    finally:
+        await tokens.aclose()
+    if (folder := _local_model(info)) is not None:
+        return model_fingerprint(folder)
+    if info.get("model_path"):
+        return f"{info['model_path']} {info.get('weight_version')}"
+    client = ChatClient(ModelSpec(base_url=model_url))
+    try:
+        return await client.check()
+    finally:
+        await client.aclose()
+
+
+async def _model_info(tokens: HttpTokenClient) -> dict[str, Any]:
+    """What the server says of itself; nothing if it is a chat server without SGLang's endpoints."""
     try:
         info = await tokens.model_info()
     except ModelFailure as failure:
@@ -216,6 +239,11 @@ async def _local_model(tokens: HttpTokenClient) -> Path | None:
             raise ServerError(
                 f"no model server answers at {tokens.base_url}", "start it, or give its address with --model-url"
             ) from None
-        return None  # a chat server without SGLang's endpoints
-    path = Path(str(info.get("model_path") or "")) if isinstance(info, dict) else Path()
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def _local_model(info: dict[str, Any]) -> Path | None:
+    """The folder that the server says it serves, if it has a tokenizer and is on this machine."""
+    path = Path(str(info.get("model_path") or ""))
     return path if (path / "tokenizer.json").is_file() else None

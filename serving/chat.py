@@ -23,6 +23,7 @@ from astrolabe.records.base import Usage
 from astrolabe.records.errors import ServerError, UsageError
 from astrolabe.records.ids import content_hash, rng_for
 from astrolabe.records.messages import FunctionCall, Message, ToolCall, ToolSchema
+from serving.health import Health
 from serving.http import is_loopback
 
 FailureKind = Literal["timeout", "unreachable", "rate_limit", "server_error", "bad_request", "bad_reply"]
@@ -100,6 +101,7 @@ class ChatClient:
         self.retries = 0
         self.replayed = 0
         self._replies = replies
+        self._health = Health(spec.base_url)
         self._concurrency = concurrency
         self._max_retries = max_retries
         self._seed = seed
@@ -138,12 +140,8 @@ class ChatClient:
             raise ServerError(
                 f"no model server answers at {self.spec.base_url}", "start it, or give its address with --model-url"
             ) from None
-        except openai.AuthenticationError:
-            name = self.spec.api_key_env
-            raise ServerError(
-                f"{self.spec.base_url} refused the key",
-                f"set {name} to a valid key" if name else "name the variable that holds the key (api_key_env)",
-            ) from None
+        except (openai.AuthenticationError, openai.PermissionDeniedError):
+            raise self._refused_key() from None
         except openai.APIError as error:
             raise ServerError(
                 f"{self.spec.base_url}/models failed: {error}", "is this an OpenAI-compatible server?"
@@ -211,11 +209,14 @@ class ChatClient:
                 attempt += 1
                 remaining = deadline - loop.time()
                 try:
-                    return await self._attempt(body, key, remaining)
+                    reply = await self._attempt(body, key, remaining)
+                    self._health.good()
+                    return reply
                 except _AttemptFailed as failed:
                     pause = self._pause(key, attempt, failed)
                     spent = failed.kind not in RETRIED or attempt > self._max_retries
                     if spent or loop.time() + pause >= deadline:
+                        self._health.failed(failed.kind, failed.message)
                         raise ModelFailure(failed.kind, failed.message, attempts=attempt) from failed.__cause__
                 self.retries += 1
                 await asyncio.sleep(pause)
@@ -229,16 +230,27 @@ class ChatClient:
                 # Not `chat.completions.create`: it walks body and tools by type, several times the cost of the request.
                 raw = await self._client().post("/chat/completions", body=body, cast_to=httpx.Response)
                 payload = json.loads(raw.content)
+                if b"\\u" in raw.content:  # a lone surrogate could be stored nowhere
+                    json.dumps(payload, ensure_ascii=False).encode()
         except (TimeoutError, openai.APITimeoutError) as error:
             raise _AttemptFailed("timeout", f"no reply in {self.spec.timeout_s:g} s") from error
         except openai.APIConnectionError as error:
             raise _AttemptFailed("unreachable", f"{self.spec.base_url}: {error.__cause__ or error}") from error
+        except (openai.AuthenticationError, openai.PermissionDeniedError):
+            raise self._refused_key() from None
         except openai.APIStatusError as error:
             kind, after = _classify(error.status_code), _retry_after(error.response.headers)
             raise _AttemptFailed(kind, f"HTTP {error.status_code}: {_short(error.message)}", after) from error
         except (ValueError, openai.APIError) as error:
             raise _AttemptFailed("bad_reply", f"the reply is not JSON: {_short(str(error))}") from error
         return _reply_from_wire(payload, key)
+
+    def _refused_key(self) -> ServerError:
+        name = self.spec.api_key_env
+        return ServerError(
+            f"{self.spec.base_url} refused the key",
+            f"set {name} to a valid key" if name else "name the variable that holds the key (api_key_env)",
+        )
 
     def _pause(self, key: str, attempt: int, failed: _AttemptFailed) -> float:
         """Seconds before the next attempt: what the server asks for, else doubling with seeded jitter."""

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from astrolabe.records.errors import UsageError
 from astrolabe.records.ids import rng_for
 from serving.chat import FailureKind, ModelFailure
+from serving.health import Health
 from serving.http import is_loopback
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -94,6 +95,7 @@ class HttpTokenClient:
         seed: int = 0,
     ) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._health = Health(self.base_url)
         self._timeout_s = timeout_s
         self._concurrency = concurrency
         self._max_retries = max_retries
@@ -119,7 +121,13 @@ class HttpTokenClient:
             body["rid"] = rid
         _, slots = self._enter_loop()
         async with slots:
-            return generation_from_wire(await self._post("/generate", body, retry=True))
+            try:
+                generation = generation_from_wire(await self._post("/generate", body, retry=True))
+            except ModelFailure as failure:
+                self._health.failed(failure.kind, failure.message)
+                raise
+        self._health.good()
+        return generation
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all of them (`rid` None); each returns with finish reason `abort`."""

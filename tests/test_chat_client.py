@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,6 +18,7 @@ from pydantic import BaseModel
 from astrolabe.records.errors import ServerError, UsageError
 from astrolabe.records.messages import FunctionSchema, Message, ToolSchema
 from serving.chat import ChatClient, ModelFailure, ModelSpec, json_schema_format
+from serving.health import LIMIT
 from serving.http import is_loopback, launch_in_thread
 
 HELLO = [Message(role="user", content="hello 你好")]
@@ -148,7 +151,7 @@ async def test_what_a_retry_may_mend_is_tried_again(fake: Fake, status: int) -> 
     assert (len(fake.bodies), client.retries) == (3, 2)
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 422])
+@pytest.mark.parametrize("status", [400, 404, 422])
 async def test_what_no_retry_mends_fails_at_once(fake: Fake, status: int) -> None:
     fake.script = lambda *_: JSONResponse({"error": {"message": "no such tool"}}, status)
     client = client_for(fake)
@@ -347,3 +350,46 @@ def test_a_client_serves_one_event_loop_after_another(fake: Fake) -> None:
 )
 def test_loopback_addresses_go_past_proxies(url: str, is_local: bool) -> None:
     assert is_loopback(url) is is_local
+
+
+async def test_a_server_that_fails_every_request_ends_the_run(fake: Fake) -> None:
+    """Behind a proxy of a crashed server each request fails for itself; the input must not be spent on it."""
+    fake.script = lambda *_: JSONResponse({"error": "bad gateway"}, 502)
+    client = client_for(fake, retries=0)
+    ends = []
+    for seed in range(LIMIT):
+        try:
+            await client.complete(HELLO, role="policy", seed=seed)
+        except (ModelFailure, ServerError) as error:
+            ends.append(type(error))
+    await client.aclose()
+    assert ends == [ModelFailure] * (LIMIT - 1) + [ServerError]
+
+
+async def test_requests_that_fail_among_good_ones_end_nothing(fake: Fake) -> None:
+    fake.script = lambda count, _: JSONResponse({}, 502) if count % 4 else completion()
+    client = client_for(fake, retries=0)
+    good = 0
+    for seed in range(2 * LIMIT):
+        with contextlib.suppress(ModelFailure):
+            await client.complete(HELLO, role="policy", seed=seed)
+            good += 1
+    await client.aclose()
+    assert good == LIMIT // 2
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_ends_the_run(fake: Fake, status: int) -> None:
+    fake.script = lambda *_: JSONResponse({"error": {"message": "no"}}, status)
+    client = client_for(fake)
+    with pytest.raises(ServerError, match="refused the key"):
+        await client.complete(HELLO, role="policy", seed=1)
+    await client.aclose()
+
+
+async def test_text_that_cannot_be_stored_is_a_bad_reply(fake: Fake) -> None:
+    fake.script = lambda *_: Response(json.dumps(completion("\ud800")), media_type="application/json")
+    client = client_for(fake, retries=0)
+    with pytest.raises(ModelFailure, match="bad_reply"):
+        await client.complete(HELLO, role="policy", seed=1)
+    await client.aclose()

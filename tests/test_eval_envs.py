@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from rollout_fakes import Server, make_renderer, toy_environment
 
 from astrolabe.envs.sandbox import Sandbox
 from astrolabe.evals.envs import compare, evaluate_policy, interval, paired_difference, summary_lines
-from astrolabe.records.errors import ServerError, UsageError
+from astrolabe.records.errors import Interrupted, RunError, ServerError, UsageError
 from graphs.solver import Budgets, PolicyFailure
 from graphs.token_policy import TokenPolicy
 from jax_train.groups import sandboxed
@@ -34,7 +36,7 @@ class Fixed:
     async def generate(self, input_ids, sampling, *, rid=None):
         text = self.renderer.decode(input_ids)
         if self.failing and self.failing in text:
-            raise PolicyFailure("unreachable")
+            raise PolicyFailure("server_error")
         turn = "It is 333.<|im_end|>" if "<tool_response>" in text.split("<|im_start|>user")[-1] else CALL
         return await Server(self.renderer, [turn]).generate(input_ids, sampling)
 
@@ -65,6 +67,37 @@ async def test_failed_episodes_are_counted_and_not_scored(opener):
     assert (result["environments"], result["failed"], result["f1"]["mean"]) == (1, 1, 1.0)
     with pytest.raises(ServerError, match="no episode could be scored"):
         await evaluate_policy(environments[1:], policy, opener, progress=False)
+
+
+async def test_an_evaluation_that_was_stopped_has_no_result(opener, tmp_path):
+    renderer = make_renderer()
+
+    class Stopping(Fixed):
+        async def generate(self, input_ids, sampling, *, rid=None):
+            if not self.failing:  # a second one would stop the tests
+                self.failing = "nothing"
+                os.kill(os.getpid(), signal.SIGINT)
+            return await super().generate(input_ids, sampling, rid=rid)
+
+    environments = [toy_environment(n, n) for n in range(1, 7)]
+    policy = TokenPolicy(Stopping(renderer), renderer)
+    with pytest.raises(Interrupted) as stopped:
+        await evaluate_policy(environments, policy, opener, out=tmp_path / "run", concurrency=1, progress=False)
+    assert stopped.value.exit_code == 3
+    assert not (tmp_path / "run" / "eval.json").exists()
+
+
+async def test_another_policy_cannot_go_on_with_an_evaluation(opener, tmp_path):
+    renderer = make_renderer()
+    policy = TokenPolicy(Fixed(renderer), renderer)
+    for name in ("one", "one"):
+        await evaluate_policy(
+            [toy_environment()], policy, opener, out=tmp_path / "run", identity={"policy": name}, progress=False
+        )
+    with pytest.raises(RunError, match="another run"):
+        await evaluate_policy(
+            [toy_environment()], policy, opener, out=tmp_path / "run", identity={"policy": "two"}, progress=False
+        )
 
 
 def test_intervals_hold_the_mean_and_shrink_with_more_environments():

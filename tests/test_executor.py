@@ -56,6 +56,7 @@ def call(call_id: str, name: str, arguments: str) -> ToolCall:
     [
         "", " ", "null", "[]", "42", '"{}"', '"{\\"a\\": 1}"', '{"a": 1', '{"a": 1}}', "{'a': 1}", '{"a": NaN}',
         '{"a": Infinity}', '{"a": 1, "a": 2}', '{"a": "line\nbreak"}', '{"a": 1} trailing', "[" * 100_000, '{"a": "\\ud800"}',
+        '{"a": 1e999}', '{"a": ' + "[" * 150 + "]" * 150 + "}",
     ],
 )  # fmt: skip
 async def test_b13_a_malformed_call_is_an_error_and_never_runs_with_no_arguments(text: str) -> None:
@@ -290,3 +291,11 @@ async def test_a_dead_sandbox_is_an_infra_failure(sandbox: Sandbox, monkeypatch:
     await run.execute("c1", 0, "read", "{}")
     assert run.infra_failure is not None
     assert run.infra_failure.class_ == "infra"
+
+
+async def test_a_number_too_large_for_its_schema_is_the_policys_fault() -> None:
+    backend = Recorder()
+    run = Executor([tool("add", a={"type": "number", "multipleOf": 0.5})], backend)
+    record, _ = await run.execute("c1", 0, "add", '{"a": 1' + "0" * 400 + "}")
+    assert record.error is not None
+    assert (record.error.class_, record.error.kind, backend.calls) == ("policy", "bad_arguments", [])

@@ -357,6 +357,7 @@ def test_b12_lookalike_text_is_no_marker(qwen: Renderer) -> None:
         ('["f", {}]', "not_object", ""),
         ('{"arguments": {}}', "missing_name", ""),
         ('{"name": 3, "arguments": {}}', "missing_name", ""),
+        ('{"name": "\\ud800", "arguments": {}}', "missing_name", ""),
         ('{"name": "f"}', "missing_arguments", "f"),
         ('{"name": "f", "arguments": "{}"}', "arguments_not_object", "f"),
         ('{"name": "f", "arguments": [1]}', "arguments_not_object", "f"),

@@ -114,11 +114,23 @@ async def test_f42_a_failed_rollout_is_tried_again_under_another_seed_and_accoun
 async def test_e36_a_rollout_that_keeps_failing_has_no_reward_and_is_left_out_of_its_group(sandbox):
     config = RolloutConfig(n=4, attempts=2)
     environment = toy_environment()
-    policy = Failing(PolicyFailure("unreachable"), times=5)
+    policy = Failing(PolicyFailure("server_error"), times=5)
     rollouts = await roll_group(environment, policy, sandboxed(sandbox, config.budgets), config, seed=1)
     group = Group.of("g", environment, rollouts)
-    assert group.failed == {"model_unreachable": 1}
+    assert group.failed == {"model_server_error": 1}
     assert len(group.members) == 3
+
+
+async def test_a_dead_server_ends_the_run_and_leaves_the_environment_to_do(sandbox):
+    config = RolloutConfig(n=2, attempts=2)
+    with pytest.raises(ServerError, match="cannot be reached"):
+        await roll_group(
+            toy_environment(),
+            Failing(PolicyFailure("unreachable"), times=99),
+            sandboxed(sandbox, config.budgets),
+            config,
+            seed=1,
+        )
 
 
 async def test_f44_a_hung_opening_or_scoring_does_not_outlive_the_deadline(sandbox, monkeypatch):

@@ -162,6 +162,8 @@ class Executor:
             faults = argument_faults(schema, arguments)
         except (Unresolvable, re.error) as error:
             return arguments, failed("infra", "server_error", f"the tool's schema cannot be resolved: {error}")
+        except OverflowError as error:  # a number too large for `multipleOf`
+            return arguments, failed("policy", "bad_arguments", str(error))
         if faults:
             return arguments, failed("policy", "bad_arguments", "; ".join(faults)[:1000])
         fault = self._faults.draw(self._episode, index) if self._faults else None

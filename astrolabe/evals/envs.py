@@ -17,14 +17,15 @@ import numpy as np
 
 from astrolabe.records.durable import write_atomic
 from astrolabe.records.environment import Environment, read_environments
-from astrolabe.records.errors import ServerError, UsageError
+from astrolabe.records.errors import Interrupted, ServerError, UsageError
 from astrolabe.records.ids import content_hash, seed_for
 from astrolabe.records.jsonl import read_rows
 from astrolabe.records.run_store import RunStore
 from astrolabe.records.trajectory import Trajectory
 from graphs.solver import Budgets, Policy
 from jax_train.groups import Opener, RolloutConfig
-from jax_train.rollout import Opened, acting, roll_into, served_policy
+from jax_train.rollout import Opened, acting, roll_into, served_identity, served_policy
+from jax_train.trainer import model_fingerprint
 from serving.tokens import Sampling
 
 METRICS = ("f1", "answer_accuracy", "calls", "errors")
@@ -145,7 +146,7 @@ async def evaluate_policy(
             inputs={"envs": content_hash([environment.id for environment in environments])},
             files=("rollouts",),
         ) as store:
-            await roll_into(
+            report = await roll_into(
                 store,
                 environments,
                 policy,
@@ -155,6 +156,9 @@ async def evaluate_policy(
                 concurrency=concurrency,
                 progress=progress,
             )
+        if report.interrupted:
+            mend = "run the same command again: it goes on" if out is not None else "give --out RUN to be able to go on"
+            raise Interrupted(f"stopped before the end of {len(environments)} environments", mend)
         episodes = [Trajectory.model_validate(row) for _, row in read_rows(folder / "rollouts.jsonl")]
         result = summarise(environments, episodes, n=n, seed=seed)
         if out is not None:
@@ -183,6 +187,12 @@ def evaluate(
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
 
     async def main() -> dict[str, Any]:
+        if model_url is not None:
+            acts = await served_identity(model_url)
+        elif model is not None:
+            acts = model_fingerprint(model)
+        else:
+            raise UsageError("no policy to evaluate", "give --model DIR or --model-url URL")
         opened = _policy(model_url, model, sampling, concurrency * n)
         async with acting(opened, budgets or Budgets()) as (policy, opener):
             return await evaluate_policy(
@@ -193,7 +203,7 @@ def evaluate(
                 budgets=budgets,
                 seed=seed,
                 out=out,
-                identity={"temperature": temperature, "max_new_tokens": max_new_tokens, "limit": limit},
+                identity={"policy": acts, "temperature": temperature, "max_new_tokens": max_new_tokens, "limit": limit},
                 concurrency=concurrency,
                 progress=progress,
             )
@@ -204,8 +214,7 @@ def evaluate(
 async def _policy(model_url: str | None, model: Path | None, sampling: Sampling, concurrency: int) -> Opened:
     if model_url is not None:
         return await served_policy(model_url, model, sampling, concurrency)
-    if model is None:
-        raise UsageError("no policy to evaluate", "give --model DIR or --model-url URL")
+    assert model is not None
     from graphs.token_policy import TokenPolicy
     from serving.engine.engine import Engine
     from serving.render import Renderer

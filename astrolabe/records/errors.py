@@ -34,5 +34,11 @@ class ServerError(AstrolabeError):
     """A model server that cannot be reached, or that answers what no retry mends."""
 
 
+class Interrupted(AstrolabeError):
+    """Stopped by a signal, with what was done kept."""
+
+    exit_code = EXIT_PARTIAL
+
+
 class RunError(AstrolabeError):
     """A run folder that cannot be used or continued."""
