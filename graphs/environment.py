@@ -7,7 +7,6 @@ rejected row, named on stderr; the run goes on and ends with code 3.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 from astrolabe.records.base import Usage
 from astrolabe.records.card import KnowledgeRow, read_knowledge
 from astrolabe.records.errors import EXIT_PARTIAL
-from astrolabe.records.jsonl import read_lines
+from astrolabe.records.jsonl import parse_json, read_lines
 from graphs.batch import Item, Outcome, run_batch
 from graphs.environment_context import EnvironmentContext
 from graphs.environment_graph import build, graph, prompt_hashes
@@ -39,6 +38,8 @@ class KnowledgeSample:
     row: KnowledgeRow | None
     variation: int = 0
     error: str | None = None
+    text: str = ""
+    """The line as it stands, where it is no row."""
 
 
 def own_knowledge() -> list[Path]:
@@ -50,9 +51,9 @@ def _read(path: Path) -> list[KnowledgeSample]:
     out = []
     for number, text in read_lines(path):
         try:
-            out.append(KnowledgeSample(read_knowledge(json.loads(text))))
+            out.append(KnowledgeSample(read_knowledge(parse_json(text))))
         except ValueError as error:
-            out.append(KnowledgeSample(None, error=f"{path.name}, line {number}: {error}"))
+            out.append(KnowledgeSample(None, error=f"{path.name}, line {number}: {error}", text=text))
     return out
 
 
@@ -90,7 +91,7 @@ async def _work(item: Item[KnowledgeSample], ctx: EnvironmentContext) -> Outcome
             "stage": "collect",
             "reasons": ["not_knowledge"],
             "detail": sample.error,
-            "row": {},
+            "row": {"line": sample.text},
         }
         return Outcome(rejected=[bad], funnel=[("collect", 1, 0, {"not_knowledge": 1})])
     start = {"row": sample.row.to_json(), "key": item.key, "variation": sample.variation}

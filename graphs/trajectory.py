@@ -7,7 +7,6 @@ and ends with code 3.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from astrolabe.records.base import Usage
 from astrolabe.records.card import CardReading, read_card
 from astrolabe.records.errors import EXIT_PARTIAL
-from astrolabe.records.jsonl import read_lines
+from astrolabe.records.jsonl import parse_json, read_lines
 from graphs.batch import Item, Outcome, run_batch
 from graphs.options import SynthOptions
 from graphs.session import Session, file_hash, open_session
@@ -33,6 +32,8 @@ class CardLine:
     row: Any = None
     reading: CardReading | None = None
     error: str | None = None
+    text: str = ""
+    """The line as it stands, where there is no row."""
 
     def complaint(self, key: str) -> str | None:
         """One line with the mend, if the row cannot be used."""
@@ -44,20 +45,24 @@ class CardLine:
 
 
 def read_cards(path: Path) -> list[Item[CardLine]]:
-    """The lines as items. A card's key is its name, with `#2`, `#3`, ... from its second appearance on; a line without a
-    name goes by its number. UsageError if the file cannot be read."""
+    """The lines as items. A card's key is its name, or the first of `#2`, `#3`, ... after it that is free; a line without
+    a name goes by its number. UsageError if the file cannot be read."""
     items: list[Item[CardLine]] = []
-    seen: dict[str, int] = {}
+    taken: set[str] = set()
     for number, text in read_lines(path):
         where = f"{path.name}, line {number}"
         try:
-            line = CardLine(where, json.loads(text))
+            line = CardLine(where, parse_json(text))
         except ValueError as error:
-            line = CardLine(where, error=f"{where}: not JSON: {error}")
+            line = CardLine(where, error=f"{where}: not JSON: {error}", text=text)
         name = line.row.get("name") if isinstance(line.row, dict) else None
-        key = name.strip() if isinstance(name, str) and name.strip() else f"line {number}"
-        seen[key] = seen.get(key, 0) + 1
-        items.append(Item(key if seen[key] == 1 else f"{key}#{seen[key]}", line))
+        key = plain = name.strip() if isinstance(name, str) and name.strip() else f"line {number}"
+        again = 1
+        while key in taken:
+            again += 1
+            key = f"{plain}#{again}"
+        taken.add(key)
+        items.append(Item(key, line))
     return items
 
 
@@ -68,7 +73,8 @@ def _read(line: CardLine, min_tools: int) -> CardLine:
 async def _work(item: Item[CardLine], ctx: TrajectoryContext) -> Outcome:
     line = item.value
     if line.error is not None:
-        row = {"item": item.key, "stage": "collect", "reasons": ["not_json"], "detail": line.error, "row": {}}
+        row = {"item": item.key, "stage": "collect", "reasons": ["not_json"], "detail": line.error}
+        row |= {"row": {"line": line.text}}
         return Outcome(rejected=[row], funnel=[("collect", 1, 0, {"not_json": 1})])
     state = await graph.ainvoke({"row": line.row, "key": item.key, "reading": line.reading}, context=ctx)
     return Outcome(

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from astrolabe.records.errors import UsageError
-from astrolabe.records.jsonl import read_rows
+from astrolabe.records.jsonl import read_records
 from astrolabe.records.trajectory import Trajectory
 from jax_train.packing import PackedBatch, Sample, pack, stack
 from serving.render import BridgeError, Renderer
@@ -41,7 +41,8 @@ class Selection:
 
 
 def read_trajectories(paths: Sequence[Path]) -> list[Trajectory]:
-    """All rows of trajectory files, or of the trajectories.jsonl or rollouts.jsonl of run folders, in order."""
+    """All rows of trajectory files, or of the trajectories.jsonl or rollouts.jsonl of run folders, in order. UsageError
+    names the line that is no trajectory."""
     out: list[Trajectory] = []
     for path in paths:
         file = path
@@ -52,7 +53,7 @@ def read_trajectories(paths: Sequence[Path]) -> list[Trajectory]:
                     f"{path} holds neither trajectories.jsonl nor rollouts.jsonl", "give a run of synthesis or rollouts"
                 )
             file = found[0]
-        out += [Trajectory.model_validate(row) for _, row in read_rows(file)]
+        out += [row for _, row in read_records(file, Trajectory, "give rows of trajectories.jsonl or rollouts.jsonl")]
     return out
 
 

@@ -49,9 +49,9 @@ class Validation:
         return self.patience is not None and self.waited >= self.patience
 
     def measure(self, trainer: Trainer) -> float:
-        """Validate the trainer's weights, and keep them if they are the best."""
+        """Validate the trainer's weights, and keep them if they are the best; those of a loss that is no number never are."""
         loss = trainer.evaluate(self.batches)
-        if self.best is None or loss < self.best - self.min_gain:
+        if math.isfinite(loss) and (self.best is None or loss < self.best - self.min_gain):
             self.best, self.waited = loss, 0
             trainer.export(self.folder)
         else:

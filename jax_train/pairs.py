@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from astrolabe.records.errors import RunError
-from astrolabe.records.jsonl import read_rows
+from astrolabe.records.jsonl import read_records
 from astrolabe.records.messages import Message
 from astrolabe.records.preference import Preference, PreferenceSide
 from astrolabe.records.token_store import TokenStore
@@ -47,13 +47,13 @@ class Candidate:
 def read_candidates(run: Path) -> list[Candidate]:
     """The rollouts of a run that can be paired: scored, with one trace that holds a sampled token.
 
-    A rollout whose history was rewritten has several traces and is left out. RunError if the run has no tokens."""
+    A rollout whose history was rewritten has several traces and is left out. RunError if the run has no tokens or a trace
+    is not within them, UsageError for a row that is no trajectory."""
     if not (run / "tokens").is_dir():
         raise RunError(f"{run}: no token store", "roll out with the policy's tokenizer (--model DIR)")
     store = TokenStore(run / "tokens", read_only=True)
     out = []
-    for _, row in read_rows(run / "rollouts.jsonl"):
-        trajectory = Trajectory.model_validate(row)
+    for _, trajectory in read_records(run / "rollouts.jsonl", Trajectory, "give a run of rollouts"):
         if trajectory.reward is None or trajectory.group is None or len(trajectory.traces) != 1:
             continue
         arrays = store.read(trajectory.traces[0].start, trajectory.traces[0].length)

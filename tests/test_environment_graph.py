@@ -68,6 +68,14 @@ def test_lines_that_are_no_knowledge_are_rejected_rows_with_their_place(run: Pat
     assert "line 5" in bad[1]["detail"]
 
 
+def test_no_line_of_knowledge_ends_the_run(tmp_path: Path):
+    lines = [json.dumps({"domain": "d", "text": "half \ud800"}), "[" * 200_000, '{"domain": "d", "text": NaN}']
+    (tmp_path / "knowledge.jsonl").write_text("\n".join(lines) + "\n")
+    assert synthesise_environments(tmp_path / "knowledge.jsonl", tmp_path / "run", SynthOptions()) == 3
+    rejected = rows_of(tmp_path / "run" / "rejected.jsonl")
+    assert [(row["reasons"], row["row"]) for row in rejected] == [(["not_knowledge"], {"line": line}) for line in lines]
+
+
 def test_every_stage_of_the_funnel_adds_up(run: Path):
     stages = {row["stage"]: row for row in json.loads((run / "funnel.json").read_text())}
     for row in stages.values():

@@ -24,14 +24,15 @@ from gate_cases import (
     shop,
 )
 
-from astrolabe.envs.gates.check import check_environments, check_file
+from astrolabe.envs.gates.check import _Out, check_environments, check_file
 from astrolabe.envs.gates.determinism import hash_seeds
 from astrolabe.envs.gates.gate import gate_environment, gate_tool
 from astrolabe.envs.gates.leak import Text
 from astrolabe.envs.gates.literals import code_literals, siblings
+from astrolabe.envs.gates.worker import gate_line
 from astrolabe.envs.sandbox import Sandbox
 from astrolabe.records.environment import Environment, EnvTool, Golden, environment_id
-from astrolabe.records.errors import UsageError
+from astrolabe.records.errors import RunError, UsageError
 
 Row = dict[str, Any]
 
@@ -386,3 +387,31 @@ def test_astra_rl_rows_are_gated_as_they_are(tmp_path: Path, capsys: pytest.Capt
     assert reasons == ["duplicate_tool_name", "golden_argument_invalid", "unsafe_code"]
     with pytest.raises(UsageError, match="line 1: no ASTRA-RL row"):
         check_file(written(tmp_path, ["{}"]), source="astra-rl")
+
+
+def test_check_file_overwrites_neither_a_run_nor_what_it_checks(tmp_path: Path) -> None:
+    path = written(tmp_path, ["{}"])
+    with pytest.raises(UsageError, match="holds the file that is checked"):
+        check_file(path, tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "run" / "environments.jsonl").write_text("of the run\n")
+    with pytest.raises(UsageError, match="holds a run"):
+        check_file(path, tmp_path / "run")
+    assert path.read_text() == "{}\n"
+    assert (tmp_path / "run" / "environments.jsonl").read_text() == "of the run\n"
+
+
+def test_check_file_on_a_full_disk_is_an_error_with_a_mend(tmp_path: Path) -> None:
+    (tmp_path / ".environments.jsonl.part").symlink_to("/dev/full")
+    with pytest.raises(RunError, match="No space left") as caught, _Out(tmp_path) as out:
+        out._file.write("a row")  # buffered: the disk is full only when the file is closed
+    assert "free some space" in caught.value.mend
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("line", ['{"a": 1e999}', '{"a": "\\ud800"}', "[" * 200_000], ids=["inf", "surrogate", "deep"])
+def test_a_line_that_could_not_be_written_again_fails_its_row(line: str, sandbox: Sandbox) -> None:
+    report = gate_line(line.encode(), 3, sandbox)["report"]
+    assert (report["verdict"], report["reasons"]) == ("fail", ["schema_invalid"])
+    assert "line 3 is not JSON" in report["detail"][0]["text"]

@@ -9,10 +9,11 @@ import pytest
 from rollout_fakes import Server, make_renderer, toy_environment
 
 from astrolabe.envs.sandbox import Sandbox
-from astrolabe.records.errors import RunError
+from astrolabe.records.errors import RunError, UsageError
 from astrolabe.records.messages import Message
 from astrolabe.records.preference import Preference
 from astrolabe.records.run_store import RunStore
+from astrolabe.records.token_store import TokenStore
 from astrolabe.records.trajectory import Reward, Task, Trace, Trajectory
 from graphs.solver import Budgets
 from graphs.token_policy import TokenPolicy
@@ -105,4 +106,15 @@ async def test_pairs_of_a_run_share_their_first_tokens_exactly_and_validate_as_r
 
 def test_a_run_without_tokens_says_how_to_get_them(tmp_path):
     with pytest.raises(RunError, match="--model DIR"):
+        read_candidates(tmp_path)
+
+
+def test_a_rollout_of_the_wrong_form_or_outside_the_tokens_is_named(tmp_path):
+    TokenStore(tmp_path / "tokens").append([1], [1], [-0.5], [0])
+    (tmp_path / "rollouts.jsonl").write_text('{"task": 5}\n')
+    with pytest.raises(UsageError, match=r"rollouts\.jsonl, line 1: no trajectory: task"):
+        read_candidates(tmp_path)
+    row = candidate(1.0, [1]).trajectory.model_copy(update={"traces": [Trace(start=0, length=9)]})
+    (tmp_path / "rollouts.jsonl").write_text(row.to_line() + "\n")
+    with pytest.raises(RunError, match="not within its 1 tokens"):
         read_candidates(tmp_path)

@@ -14,7 +14,7 @@ from astrolabe.records.environment import Environment, environment_id
 from astrolabe.records.equality import equal, informative
 from astrolabe.records.errors import UsageError
 from astrolabe.records.ids import canonical_json, content_hash, seed_for
-from astrolabe.records.jsonl import read_rows
+from astrolabe.records.jsonl import parse_json, read_records, read_rows
 from astrolabe.records.messages import Message
 from astrolabe.records.trajectory import CallError, CallRecord, Task, Trajectory
 
@@ -185,3 +185,44 @@ def test_both_knowledge_forms_are_read_and_a_bad_row_says_what_is_missing():
         read_knowledge({"domain": "d"})
     with pytest.raises(ValueError, match="language"):
         read_knowledge({"domain": "d", "text": "t", "language": "fr"})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a": NaN}', "NaN"),
+        ("[-Infinity]", "Infinity"),
+        ('{"a": 1e999}', "double"),
+        ("9" * 400, "double"),
+        ('{"\\ud800": 1}', "surrogate"),
+        ('["x \\uDFFF"]', "surrogate"),
+        ("[" * 200_000, "deeper"),
+        ("[" * 101 + "]" * 101, "deeper"),
+        ("{", "Expecting"),
+    ],
+)
+def test_what_could_not_be_written_again_is_not_read(text, why, tmp_path):
+    with pytest.raises(ValueError, match=why):
+        parse_json(text)
+    (tmp_path / "a.jsonl").write_text(text + "\n")
+    with pytest.raises(UsageError, match=r"a\.jsonl, line 1: not JSON"):
+        list(read_rows(tmp_path / "a.jsonl"))
+
+
+def test_an_escaped_pair_a_large_integer_and_a_hundred_levels_are_read():
+    assert parse_json('["\\ud83c\\udf1f", 123456789012345678901234567890]') == ["🌟", 123456789012345678901234567890]
+    assert canonical_json(parse_json("[" * 100 + "]" * 100)) == "[" * 100 + "]" * 100
+
+
+@pytest.mark.parametrize("change", [{"source": 5}, {"description": ["x"]}, {"domain": {}}])
+def test_a_card_with_a_field_of_the_wrong_type_is_rejected_and_not_mended(change):
+    tool = {"name": "now", "description": "Tells the time.", "parameters": {"type": "object", "properties": {}}}
+    assert read_card({"name": "clock", "license": "MIT", "tools": [tool], **change}, min_tools=1).reasons == [
+        "schema_invalid"
+    ]
+
+
+def test_a_row_of_the_wrong_type_is_named_with_its_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text('3\n{"task": 5}\n')
+    with pytest.raises(UsageError, match=r"a\.jsonl, line 1: no trajectory: Input should be"):
+        list(read_records(tmp_path / "a.jsonl", Trajectory, "mend"))

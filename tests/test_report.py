@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from astrolabe.evals.leaks import leak_report, without_shared
 from astrolabe.records.environment import Environment
-from astrolabe.records.errors import UsageError
+from astrolabe.records.errors import RunError, UsageError
 from astrolabe.records.messages import Message
+from astrolabe.records.run_store import RunStore
 from astrolabe.records.token_store import TokenRange
 from astrolabe.records.trajectory import Segment, Task, Trace, Trajectory
 from astrolabe.report.charts import Series, line_chart, ticks
@@ -76,16 +79,71 @@ def test_ticks_cover_the_range(low, high):
 
 
 def test_the_report_of_a_run_names_its_counts_and_refuses_what_is_no_run(tmp_path):
-    with pytest.raises(UsageError, match=r"run\.json"):
+    with pytest.raises(RunError, match=r"run\.json"):
         write_report(tmp_path)
-    (tmp_path / "run.json").write_text(json.dumps({"verb": "synth trajectories"}))
-    (tmp_path / "trajectories.jsonl").write_text(trajectory().to_line() + "\n")
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(json.dumps({"step": i, "loss": 1 / (i + 1)}) + "\n" for i in range(3))
-    )
-    page = write_report(tmp_path).read_text()
+    page = write_report(stored(tmp_path)).read_text()
     assert "1 trajectories" in page
     assert "<svg" in page
+    assert "judged" in page
+
+
+def stored(path: Path, row: dict[str, Any] | None = None) -> Path:
+    """A run of one committed trajectory, with metrics of three steps."""
+    with RunStore.open(path, verb="synth trajectories", config={}, seed=0) as store:
+        for i in range(3):
+            store.log_metrics({"step": i, "loss": 1 / (i + 1)})
+        store.commit(
+            "a", rows={"trajectories": [trajectory().to_json() if row is None else row]}, funnel=[("judged", 1, 1, {})]
+        )
+    return path
+
+
+def test_the_report_of_a_run_in_work_shows_what_is_committed(tmp_path):
+    run = stored(tmp_path)
+    (run / "funnel.json").write_text("{")  # only the journal counts
+    for name in ("trajectories.jsonl", "rejected.jsonl", "metrics.jsonl"):
+        with open(run / name, "a") as file:
+            file.write('{"half": ')
+    page = write_report(run).read_text()
+    assert "1 trajectories, 0 rejected" in page
+    assert "<svg" in page
+    (run / "journal.jsonl").unlink()
+    assert "no records yet" in write_report(run).read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "named"),
+    [
+        ("run.json", "{", r"run\.json: not JSON"),
+        ("run.json", "[]", r"run\.json: not of schema"),
+        ("trajectories.jsonl", None, r"trajectories\.jsonl: missing"),
+        ("trajectories.jsonl", "", r"trajectories\.jsonl: shorter"),
+        ("trajectories.jsonl", "{", r"trajectories\.jsonl, line 1: not JSON"),
+        ("trajectories.jsonl", "3", r"trajectories\.jsonl, line 1: no JSON object"),
+        ("trajectories.jsonl", " " * 9000, r"trajectories\.jsonl: no line ends"),
+        ("metrics.jsonl", "{", r"metrics\.jsonl, line 1: not JSON"),
+    ],
+)
+def test_a_run_with_a_broken_file_is_named_with_the_mend(tmp_path, file, text, named):
+    run = stored(tmp_path)
+    size = (run / file).stat().st_size
+    (run / file).unlink()
+    if text is not None:  # as long as the file was
+        (run / file).write_text(text and text.ljust(size - 1) + "\n")
+    with pytest.raises(RunError, match=named) as caught:
+        write_report(run)
+    assert caught.value.mend
+
+
+def test_a_row_that_is_no_trajectory_and_a_folder_as_the_page_are_usage_errors(tmp_path):
+    run = stored(tmp_path / "run", {"task": 5})
+    with pytest.raises(UsageError, match=r"trajectories\.jsonl, line 1: no trajectory: task"):
+        write_report(run)
+    run = stored(tmp_path / "good")
+    for out in (tmp_path, tmp_path / "absent" / "page.html"):
+        with pytest.raises(UsageError) as caught:
+            write_report(run, out)
+        assert str(out) in caught.value.message
 
 
 def environments(shared) -> list[Environment]:

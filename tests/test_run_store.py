@@ -15,6 +15,7 @@ from astrolabe.records import durable
 from astrolabe.records.errors import RunError
 from astrolabe.records.funnel import funnel_of
 from astrolabe.records.reply_store import ReplyStore
+from astrolabe.records.run_status import run_status
 from astrolabe.records.run_store import RunStore, is_locked, read_run
 from astrolabe.records.token_store import CHUNK, TokenStore
 
@@ -302,7 +303,7 @@ def test_token_arrays_come_back_exactly_and_logprobs_are_nan_where_masked(tmp_pa
     assert trace.logprobs[1:].tolist() == [-0.25, -1.5]
     assert trace.versions.tolist() == [-1, 4, 4]
     assert (again.read(3, CHUNK + 10).tokens == 5).all()
-    with pytest.raises(IndexError):
+    with pytest.raises(RunError, match="not within"):
         again.read(3, CHUNK + 11)
 
 
@@ -331,3 +332,57 @@ def test_uncommitted_tokens_leave_no_trace_in_the_files(tmp_path):
     run(tmp_path / "broken", True)
     run(tmp_path / "whole", False)
     assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
+
+
+def test_a_run_that_lost_its_tokens_is_not_begun_again_at_nought(tmp_path):
+    with open_run(tmp_path / "run") as store:
+        store.tokens.append([1, 2], [1, 1], [-0.5, -0.5], [0, 0])
+        store.commit("a", rows={})
+    (tmp_path / "run" / "tokens").rename(tmp_path / "tokens")
+    with pytest.raises(RunError, match="tokens: missing, but the journal counts 2 tokens") as caught:
+        open_run(tmp_path / "run")
+    assert "restore" in caught.value.mend
+    assert not (tmp_path / "run" / "tokens").exists()
+    (tmp_path / "tokens").rename(tmp_path / "run" / "tokens")
+    with open_run(tmp_path / "run") as store:
+        assert store.tokens.length == 2
+
+
+def test_token_arrays_that_are_missing_short_or_broken_are_errors_with_a_mend(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="does not exist") as caught:
+        TokenStore(tmp_path / "empty", read_only=True)
+    assert "restore" in caught.value.mend
+    store = TokenStore(tmp_path / "tokens")
+    store.append([1, 2], [1, 1], [-0.5, -0.5], [0, 0])
+    with pytest.raises(RunError, match="counts 3 tokens, the arrays hold 2"):
+        TokenStore(tmp_path / "tokens", length=3)
+    (tmp_path / "tokens" / "mask" / "0").write_bytes(b"no chunk")
+    with pytest.raises(RunError, match="cannot be read"):
+        TokenStore(tmp_path / "tokens", read_only=True).read(0, 2)
+
+
+def test_the_status_of_a_run_that_lost_a_row_file_names_it(tmp_path):
+    with open_run(tmp_path) as store:
+        commit(store, "a")
+    for name in ("timings.jsonl", "rejected.jsonl", "trajectories.jsonl"):
+        (tmp_path / name).unlink()
+        with pytest.raises(RunError, match=rf"{name}: missing") as caught:
+            run_status(tmp_path)
+        assert "restore" in caught.value.mend
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_mend(tmp_path, monkeypatch):
+    for path in (Path("/proc/r"), tmp_path / ("x" * 300), Path("/dev/null/run")):
+        with pytest.raises(RunError) as caught:
+            open_run(path)
+        assert "--out" in caught.value.mend
+    with pytest.raises(RunError, match=r"run\.json"):
+        open_run(tmp_path / "new", replay_from=tmp_path / ("x" * 300))
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(RunError, match="Read-only file system"):
+        open_run(tmp_path)

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from train_fakes import QWEN3, random_samples
 
 from astrolabe.model.config import ModelConfig
-from astrolabe.records.errors import UsageError
+from astrolabe.records.errors import RunError, UsageError
 from astrolabe.records.messages import Message
 from astrolabe.records.preference import Preference
 from astrolabe.records.run_store import RunStore
@@ -23,6 +23,7 @@ from astrolabe.records.trajectory import Trajectory
 from jax_train.config import DpoConfig, SftConfig, load_config
 from jax_train.data import Selection, StepStream, packed_rows, sft_sample, sft_samples
 from jax_train.launch import main
+from jax_train.loop import Validation
 from jax_train.phases import dpo, sft
 from serving.render import Renderer
 
@@ -190,6 +191,9 @@ def test_a_file_with_nothing_to_train_on_is_a_usage_error(folder: Path, tmp_path
         sft.run(sft_config(folder, tmp_path / "out"))
     with pytest.raises(UsageError, match="no such file"):
         sft.run(sft_config(folder, tmp_path / "elsewhere" / "out"))
+    (tmp_path / "rows.jsonl").write_text('{"task": 5}\n')
+    with pytest.raises(UsageError, match=r"rows\.jsonl, line 1: no trajectory: task"):
+        sft.run(sft_config(folder, tmp_path / "out"))
 
 
 def stored_pairs(folder: Path) -> None:
@@ -232,6 +236,56 @@ def test_dpo_trains_only_after_the_fork_and_widens_the_margin(folder: Path, tmp_
     assert rows[0]["loss"] == pytest.approx(np.log(2), abs=1e-5)  # the policy is the reference
     assert rows[0]["margin"] == pytest.approx(0, abs=1e-4)
     assert rows[-1]["margin"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "named"),
+    [
+        ({"fork": "x"}, UsageError, r"preferences\.jsonl, line 1: no preference: fork"),
+        ({"chosen": {"messages": [], "trace": {}, "reward": 1.0}}, UsageError, "line 1: no trace: start"),
+        (
+            {"chosen": {"messages": [], "trace": {"start": 900, "length": 4}, "reward": 1.0}},
+            RunError,
+            r"\[900, 904\) is not within",
+        ),
+    ],
+)
+def test_a_pair_of_the_wrong_form_or_outside_the_tokens_is_named(
+    folder: Path, tmp_path: Path, change: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    stored_pairs(tmp_path / "pairs")
+    file = tmp_path / "pairs" / "preferences.jsonl"
+    row = json.loads(file.read_text().split("\n")[0])
+    file.write_text(json.dumps({**row, **change}) + "\n")
+    flags = ["--model.path", str(folder), "--out", str(tmp_path / "out"), "--data.preferences", str(tmp_path / "pairs")]
+    config = load_config("dpo", None, flags)
+    assert isinstance(config, DpoConfig)
+    with pytest.raises(error, match=named):
+        dpo.read_pairs(config)
+    shutil.rmtree(tmp_path / "pairs" / "tokens")
+    (tmp_path / "pairs" / "tokens").mkdir()
+    with pytest.raises(RunError, match="no token array"):
+        dpo.read_pairs(config)
+
+
+def test_the_best_weights_are_never_those_of_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    class Losses:
+        def __init__(self, *losses: float) -> None:
+            self.left, self.exported = list(losses), 0
+
+        def evaluate(self, batches: Any) -> float:
+            return self.left.pop(0)
+
+        def export(self, folder: Path) -> None:
+            self.exported += 1
+
+    validation = Validation([], tmp_path, every=1, patience=2)
+    trainer: Any = Losses(float("nan"), 3.0, float("-inf"), 2.0)
+    validation.measure(trainer)
+    assert (validation.best, validation.waited, trainer.exported) == (None, 1, 0)
+    for best, exported in ((3.0, 1), (3.0, 1), (2.0, 2)):
+        validation.measure(trainer)
+        assert (validation.best, trainer.exported) == (best, exported)
 
 
 def test_an_unknown_key_names_the_closest(tmp_path: Path) -> None:

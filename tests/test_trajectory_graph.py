@@ -195,6 +195,27 @@ def test_cards_of_one_name_are_different_items(tmp_path: Path):
     assert [item.key for item in read_cards(path)] == ["harbour", "harbour#2", "line 3", "line 4"]
 
 
+def test_a_card_named_as_the_second_of_another_is_an_item_of_its_own(tmp_path: Path):
+    names = ["x", "x#2", "x", "line 5"]
+    path = write_cards(tmp_path / "cards.jsonl", *({**HARBOUR, "name": name} for name in names), [])
+    assert [item.key for item in read_cards(path)] == ["x", "x#2", "x#3", "line 5", "line 5#2"]
+
+
+def test_no_line_of_cards_ends_the_run(tmp_path: Path):
+    lines = [
+        json.dumps({"name": "n", "domain": float("nan")}),
+        json.dumps({"name": "half \ud800"}),
+        "[" * 200_000,
+        '{"name": "n", "x": 1e999}',
+        json.dumps({**HARBOUR, "source": 5}),
+    ]
+    (tmp_path / "cards.jsonl").write_text("\n".join(lines) + "\n")
+    assert synthesise_trajectories(tmp_path / "cards.jsonl", tmp_path / "run", SynthOptions()) == 3
+    rejected = rows_of(tmp_path / "run" / "rejected.jsonl")
+    assert [row["reasons"] for row in rejected] == [["not_json"]] * 4 + [["schema_invalid"]]
+    assert [row["row"].get("line") for row in rejected[:4]] == lines[:4]
+
+
 def test_a_missing_file_and_a_dead_server_are_errors_with_a_mend(tmp_path: Path):
     with pytest.raises(UsageError, match="no such file"):
         synthesise_trajectories(tmp_path / "nothing.jsonl", tmp_path / "run", SynthOptions())

@@ -105,20 +105,23 @@ def read_card(row: Any, *, min_tools: int = 3) -> CardReading:
     connect = row.get("connect")
     if connect is not None and not (isinstance(connect, dict) and ("command" in connect or "url" in connect)):
         reasons.append("schema_invalid")
+    texts = {field: row.get(field) for field in ("description", "domain", "source")}
+    if not all(text is None or isinstance(text, str) for text in texts.values()):
+        reasons.append("schema_invalid")
     if len(kept) < (1 if connect else min_tools):
         reasons.append("too_few_tools")
     if reasons:
         return CardReading(None, list(dict.fromkeys(reasons + [d["reason"] for d in dropped])), dropped)
-    texts = str(row.get("description") or "") + "".join(tool.description for tool in kept)
+    described = (texts["description"] or "") + "".join(tool.description for tool in kept)
     card = ServerCard(
         name=row["name"],
-        description=str(row.get("description") or ""),
-        domain=str(row.get("domain") or ""),
+        description=texts["description"] or "",
+        domain=texts["domain"] or "",
         license=str(licence),
-        source=row.get("source"),
+        source=texts["source"],
         tools=kept,
         connect=connect,
-        language="zh" if has_chinese(texts) and sum(map(has_chinese, texts)) * 4 > len(texts) else "en",
+        language="zh" if has_chinese(described) and sum(map(has_chinese, described)) * 4 > len(described) else "en",
     )
     return CardReading(card, [], dropped)
 

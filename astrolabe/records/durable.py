@@ -17,21 +17,19 @@ TEMPORARY = ".tmp~"
 """Suffix of a file that is not complete yet. Only the holder of a run's lock writes in it, so leftovers are a killed
 process's and may be removed."""
 
+GO_ON = "free some space, then run the same command again: it goes on where it stopped"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
-def disk_guard(path: Path) -> Iterator[None]:
+def disk_guard(path: Path, mend: str = GO_ON) -> Iterator[None]:
     """Turns "no space left", "quota exceeded" and "file too large" into a RunError that names `path`."""
     try:
         yield
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise RunError(
-            f"{path}: cannot write: {os.strerror(error.errno)}",
-            "free some space, then run the same command again: it goes on where it stopped",
-        ) from error
+        raise RunError(f"{path}: cannot write: {os.strerror(error.errno)}", mend) from error
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:

@@ -1,8 +1,14 @@
-"""JSONL in: split on `\n` only (a U+2028 inside a string is text), every bad line named by file and number."""
+"""JSONL in: split on `\n` only (a U+2028 inside a string is text), every bad line named by file and number.
+
+`parse_json` takes no more than can be written again, so that one bad line is refused where it is read and cannot end a
+run where its row is stored.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +19,53 @@ from astrolabe.records.base import Record
 from astrolabe.records.errors import UsageError
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+MAX_DEPTH = 100
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. ValueError for what cannot be written as JSON in UTF-8 and read by anybody: NaN and
+    Infinity, a number beyond a double, half a surrogate pair, nesting deeper than `MAX_DEPTH`."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_float, parse_int=_int)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and too_deep(value, MAX_DEPTH):
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    try:
+        text.encode()
+        if _SURROGATE.search(text):  # in pairs they are one character
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a surrogate pair, which is no character") from None
+    return value
+
+
+def too_deep(value: Any, limit: int) -> bool:
+    """Whether a JSON value has more than `limit` levels; looks without recursion."""
+    layer = [value]
+    for _ in range(limit):
+        layer = [m for v in layer if isinstance(v, (dict, list)) for m in (v.values() if isinstance(v, dict) else v)]
+        if not layer:
+            return False
+    return True
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:20]}: beyond the range of a double")
+    return value
+
+
+def _int(digits: str) -> int:
+    if len(digits) > 308:
+        _float(digits)
+    return int(digits)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -37,7 +90,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """(line number, parsed JSON) of each line. UsageError names the file and the line that is not JSON."""
     for number, text in read_lines(path):
         try:
-            yield number, json.loads(text)
+            yield number, parse_json(text)
         except ValueError as error:
             raise UsageError(f"{path}, line {number}: not JSON: {error}", "one JSON object per line") from None
 
@@ -45,11 +98,14 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
 def read_records(path: Path, kind: type[AnyRecord], mend: str) -> Iterator[tuple[int, AnyRecord]]:
     """(line number, record) of each line. UsageError names the file, the line and the first field that is wrong."""
     for number, row in read_rows(path):
-        try:
-            yield number, kind.model_validate(row)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UsageError(
-                f"{path}, line {number}: no {kind.__name__.lower()}: {where}: {first['msg']}", mend
-            ) from None
+        yield number, as_record(kind, row, f"{path}, line {number}", mend)
+
+
+def as_record(kind: type[AnyRecord], row: Any, where: str, mend: str) -> AnyRecord:
+    """The row as a record. UsageError with `where` it stands and the first field that is wrong."""
+    try:
+        return kind.model_validate(row)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        fault = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        raise UsageError(f"{where}: no {kind.__name__.lower()}: {fault}", mend) from None

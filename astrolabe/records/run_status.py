@@ -3,25 +3,61 @@ work."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from astrolabe.records.errors import RunError
 from astrolabe.records.funnel import funnel_of
+from astrolabe.records.jsonl import parse_json
 from astrolabe.records.run_store import is_locked, read_journal, read_run
 
+RESTORE = "restore the file, or begin a new run"
 
-def _counted_rows(path: Path, count: int) -> list[dict[str, Any]]:
-    """The first `count` rows of a file that a run may be appending to."""
-    if not path.exists():
+
+def counted_rows(path: Path, count: int | None) -> list[dict[str, Any]]:
+    """The first `count` rows (None: all whole ones) of a file of measures that a run may be appending to."""
+    if not count and not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:count] if line]
+    lines = _read(path).split(b"\n")[:-1]
+    if count is not None and len(lines) < count:
+        raise RunError(f"{path}: shorter than the journal says", RESTORE)
+    return [_row(path, number, line) for number, line in enumerate(lines[:count], 1)]
 
 
-def _rows(path: Path, size: int) -> int:
-    """Rows within the first `size` bytes: what lies beyond is not committed."""
-    with open(path, "rb") as file:
-        return file.read(size).count(b"\n")
+def committed_lines(path: Path, size: int) -> list[bytes]:
+    """The lines within the first `size` bytes of a row file: what lies beyond is not committed. RunError if it is
+    missing, unreadable or shorter."""
+    data = _read(path, size)
+    if len(data) < size:
+        raise RunError(f"{path}: shorter than the journal says", RESTORE)
+    if data and not data.endswith(b"\n"):
+        raise RunError(f"{path}: no line ends where the journal says", RESTORE)
+    return data.split(b"\n")[:-1]
+
+
+def committed_rows(path: Path, size: int) -> list[dict[str, Any]]:
+    """The same as rows. RunError names a line that is no JSON object."""
+    return [_row(path, number, line) for number, line in enumerate(committed_lines(path, size), 1)]
+
+
+def _read(path: Path, size: int = -1) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(size)
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing, but the journal counts its rows", RESTORE) from None
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}", "check the path and its permissions") from None
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = parse_json(line.decode())
+    except ValueError as error:
+        raise RunError(f"{path}, line {number}: not JSON: {error}", RESTORE) from None
+    if not isinstance(row, dict):
+        raise RunError(f"{path}, line {number}: no JSON object", RESTORE)
+    return row
 
 
 def run_status(path: Path) -> dict[str, Any]:
@@ -35,17 +71,19 @@ def run_status(path: Path) -> dict[str, Any]:
     entries, _ = read_journal(path)
     last = entries[-1] if entries else {"offsets": {}, "lines": {}}
     finished = bool(last.get("finished"))
-    rows = {stem: _rows(path / f"{stem}.jsonl", size) for stem, size in last["offsets"].items()}
+    offsets = dict(last["offsets"])
+    rejected = offsets.pop("rejected", 0)
+    rows = {stem: len(committed_lines(path / f"{stem}.jsonl", size)) for stem, size in offsets.items()}
     reasons: dict[str, int] = {}
-    for row in _counted_rows(path / "rejected.jsonl", rows.pop("rejected", 0)):
+    for row in committed_rows(path / "rejected.jsonl", rejected) if rejected else []:
         for reason in row["reasons"]:
             reasons[reason] = reasons.get(reason, 0) + 1
     items = {entry["item"] for entry in entries if "item" in entry}
     usage = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
-    for row in _counted_rows(path / "metrics.jsonl", last["lines"].get("metrics", 0)):
+    for row in counted_rows(path / "metrics.jsonl", last["lines"].get("metrics", 0)):
         for key in usage:
             usage[key] += row.get("usage", {}).get(key, 0)
-    timings = _counted_rows(path / "timings.jsonl", last["lines"].get("timings", 0))
+    timings = counted_rows(path / "timings.jsonl", last["lines"].get("timings", 0))
     cost: dict[str, Any] = {**usage, "seconds": round(sum(t["seconds"] for t in timings if t["id"] in items), 3)}
     accepted = sum(rows.values())
     stages = funnel_of([entry["funnel"] for entry in entries if "funnel" in entry])

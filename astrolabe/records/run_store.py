@@ -12,7 +12,8 @@ import fcntl
 import json
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -93,11 +94,26 @@ def read_run(path: Path) -> dict[str, Any]:
         run = json.loads((path / "run.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(f"{path}: no run here (run.json is missing)", "give the folder of a run") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path}/run.json: not JSON: {error}", "restore the file, or begin a new run") from None
+    except OSError as error:
+        raise RunError(f"{path}/run.json: {error.strerror}", "check the path and its permissions") from None
     if not isinstance(run, dict) or run.get("schema") != SCHEMA:
         raise RunError(f"{path}/run.json: not of schema {SCHEMA}", "give the folder of a run of this version")
     return run
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """An OSError of a folder that cannot be made, read or written, as a RunError."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RunError(f"{error.filename or path}: not a folder", "give another --out") from None
+    except OSError as error:
+        raise RunError(
+            f"{path}: no run can be written there: {error.strerror}", "give another --out, or mend its permissions"
+        ) from error
 
 
 def is_locked(path: Path) -> bool:
@@ -162,7 +178,8 @@ class RunStore:
         verb, config (JSON), seed, prompts (role -> hash) and inputs (name -> hash of content) say which run this is;
         they must hold no clock value and no path. files: stems of row files that exist even if they stay empty.
         replay_from: a run whose stored replies are used, and no others.
-        Raises RunError if another process writes it, or if the folder holds a run that differs, naming the difference.
+        Raises RunError if another process writes it, if the folder cannot be written, or if it holds a run that differs,
+        naming the difference.
         """
         identity = {
             "schema": SCHEMA,
@@ -174,31 +191,32 @@ class RunStore:
         }
         if replay_from is not None and replay_from.resolve() != path.resolve():
             read_run(replay_from)  # a missing folder is told before one is made
-        try:
+        with _opening(path):
             path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise RunError(f"{path}: not a folder", "give another --out") from None
-        except PermissionError:
-            raise RunError(f"{path}: no permission to write there", "give another --out") from None
-        if not (path / "run.json").exists() and any(p.suffix == ".jsonl" for p in path.iterdir()):
-            raise RunError(f"{path}: holds files but no run.json", "give an empty or a new folder to --out")
-        lock = _Lock(path / "run.lock")
-        try:
-            if (path / "run.json").exists():
-                old = read_run(path)
-                new = json.loads(json.dumps(identity))  # tuples as lists, as the file has them
-                unlike = [line for key in identity for line in differences(old.get(key), new[key], key)]
-                if unlike:
-                    raise RunError(
-                        f"{path}: holds another run; it differs in {'; '.join(unlike[:5])}",
-                        "give the options of that run to continue it, or another --out",
-                    )
-            else:
-                write_atomic(path / "run.json", _pretty({**identity, "commit": code_commit(), "versions": versions()}))
-            return cls(path, lock, replay_from, files)
-        except BaseException:
-            lock.close()
-            raise
+            if not (path / "run.json").exists() and any(p.suffix == ".jsonl" for p in path.iterdir()):
+                raise RunError(f"{path}: holds files but no run.json", "give an empty or a new folder to --out")
+            lock = _Lock(path / "run.lock")
+            try:
+                cls._begin(path, identity)
+                return cls(path, lock, replay_from, files)
+            except BaseException:
+                lock.close()
+                raise
+
+    @staticmethod
+    def _begin(path: Path, identity: dict[str, Any]) -> None:
+        """Writes `run.json`, or finds in it the run that is asked for."""
+        if not (path / "run.json").exists():
+            write_atomic(path / "run.json", _pretty({**identity, "commit": code_commit(), "versions": versions()}))
+            return
+        old = read_run(path)
+        new = json.loads(json.dumps(identity))  # tuples as lists, as the file has them
+        unlike = [line for key in identity for line in differences(old.get(key), new[key], key)]
+        if unlike:
+            raise RunError(
+                f"{path}: holds another run; it differs in {'; '.join(unlike[:5])}",
+                "give the options of that run to continue it, or another --out",
+            )
 
     def _restore(self, files: Sequence[str]) -> None:
         """Cuts every file back to the last journal line."""
@@ -218,8 +236,14 @@ class RunStore:
             for stem in _COUNTED:
                 file, count = self.path / f"{stem}.jsonl", self._counts.get(stem, 0) if last else None
                 self._counts[stem], self._sizes[stem] = self._cut_lines(file, count)
+        counted = last["tokens"] if last else 0
         if (self.path / "tokens").exists():
-            self._tokens = self._open_tokens(last["tokens"] if last else 0)
+            self._tokens = self._open_tokens(counted)
+        elif counted:
+            raise RunError(
+                f"{self.path}/tokens: missing, but the journal counts {counted} tokens",
+                "restore the folder, or begin a new run",
+            )
 
     def _open_tokens(self, length: int) -> TokenStore:
         from astrolabe.records.token_store import TokenStore  # most runs have none: tensorstore is slow to import

@@ -17,8 +17,10 @@ import numpy as np
 import tensorstore as ts
 
 from astrolabe.records.durable import disk_guard
+from astrolabe.records.errors import RunError
 
 CHUNK = 16384
+_RESTORE = "restore the folder, or roll out into a new run"
 _ARRAYS: dict[str, tuple[str, Any]] = {
     "tokens": ("<i4", 0),
     "mask": ("|i1", 0),
@@ -37,7 +39,9 @@ class TokenRange(NamedTuple):
 
 
 class TokenStore:
-    """The arrays under `path` (a run's `tokens` folder). `length` cuts them back to what was committed."""
+    """The arrays under `path` (a run's `tokens` folder). `length` cuts them back to what was committed.
+
+    RunError if the arrays are missing or broken, or hold less than `length`."""
 
     def __init__(self, path: Path, *, length: int | None = None, read_only: bool = False) -> None:
         self.path = path
@@ -60,14 +64,17 @@ class TokenStore:
                 }
                 if (path / name / ".zarray").exists():
                     del spec["metadata"]["shape"]
-            with disk_guard(path):
-                self._arrays[name] = ts.open(
-                    spec, open=True, create=not read_only, read=True, write=not read_only
-                ).result()
+            try:
+                with disk_guard(path):
+                    self._arrays[name] = ts.open(
+                        spec, open=True, create=not read_only, read=True, write=not read_only
+                    ).result()
+            except ValueError as error:
+                raise RunError(f"{path / name}: no token array: {_first_clause(error)}", _RESTORE) from error
         shortest = min(array.shape[0] for array in self._arrays.values())
         self.length = shortest if length is None else length
         if self.length > shortest:
-            raise ValueError(f"{path}: the journal counts {self.length} tokens, the arrays hold {shortest}")
+            raise RunError(f"{path}: the journal counts {self.length} tokens, the arrays hold {shortest}", _RESTORE)
         if not read_only:
             self.truncate(self.length)
 
@@ -111,8 +118,19 @@ class TokenStore:
         return start
 
     def read(self, start: int, length: int) -> TokenRange:
-        """The arrays of the trace at [start, start + length). IndexError if that is not within the store."""
+        """The arrays of the trace at [start, start + length). RunError if that is not within the store."""
         if not 0 <= start <= start + length <= self.length:
-            raise IndexError(f"{self.path}: [{start}, {start + length}) is not within {self.length} tokens")
-        futures = [self._arrays[name][start : start + length].read() for name in _ARRAYS]
-        return TokenRange(*(np.asarray(future.result()) for future in futures))
+            raise RunError(
+                f"{self.path}: the trace [{start}, {start + length}) is not within its {self.length} tokens",
+                "give the rows with the tokens folder of their own run",
+            )
+        try:
+            futures = [self._arrays[name][start : start + length].read() for name in _ARRAYS]
+            return TokenRange(*(np.asarray(future.result()) for future in futures))
+        except ValueError as error:
+            raise RunError(f"{self.path}: cannot be read: {_first_clause(error)}", _RESTORE) from error
+
+
+def _first_clause(error: Exception) -> str:
+    """What tensorstore says before it quotes its own source and the whole specification."""
+    return str(error).split(" [")[0]

@@ -6,7 +6,6 @@ and asks for nothing from the network. A token view colours every token by its a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +17,14 @@ from markupsafe import Markup
 
 from astrolabe import __version__
 from astrolabe.records.errors import UsageError
-from astrolabe.records.jsonl import read_rows
+from astrolabe.records.funnel import funnel_of
+from astrolabe.records.jsonl import as_record
+from astrolabe.records.run_status import committed_lines, committed_rows, counted_rows
+from astrolabe.records.run_store import read_journal, read_run
 from astrolabe.records.trajectory import Trajectory
 from astrolabe.report.charts import Series, line_chart
 
-RECORD_FILES = ("trajectories.jsonl", "rollouts.jsonl", "environments.jsonl", "preferences.jsonl")
+RECORD_FILES = ("trajectories", "rollouts", "environments", "preferences")
 CURVES = (
     ("loss", "Loss"),
     ("validation_loss", "Validation loss"),
@@ -121,37 +123,46 @@ def episode(trajectory: Trajectory, *, title: str = "", tokens: Sequence[dict[st
 
 
 def write_report(run: Path, out: Path | None = None, *, limit: int = 20) -> Path:
-    """Write `report.html` for a run folder (or to `out`) and return its path. UsageError if `run` is no run folder."""
-    if not (run / "run.json").is_file():
-        raise UsageError(f"{run}: no run.json there", "give the folder that a synth, rollout or train command wrote")
-    header = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    metrics = [r for _, r in read_rows(run / "metrics.jsonl")] if (run / "metrics.jsonl").exists() else []
-    funnels = []
-    if (run / "funnel.json").exists():
-        funnels.append({"name": run.name, "rows": json.loads((run / "funnel.json").read_text(encoding="utf-8"))})
+    """Write `report.html` for a run folder (or to `out`) and return its path.
+
+    The run may be in work: rows are shown as far as its journal counts them, metrics as far as they are whole. RunError
+    if `run` is no run or one that lacks what its journal counts, UsageError for a row of the wrong form or a bad `out`.
+    """
+    target = out or run / "report.html"
+    header = read_run(run)
+    if target.is_dir():
+        raise UsageError(f"--out {target} is a folder", "give the path of the page to write")
+    entries, _ = read_journal(run)
+    offsets = entries[-1]["offsets"] if entries else {}
     counts = []
     episodes: list[dict[str, Any]] = []
-    for name in RECORD_FILES:
-        if (run / name).exists():
-            rows = [row for _, row in read_rows(run / name)]
-            counts.append(f"{len(rows)} {name.removesuffix('.jsonl')}")
-            if name in ("trajectories.jsonl", "rollouts.jsonl"):
-                episodes += _episodes(run, rows[:limit])
-    rejected = sum(1 for _ in read_rows(run / "rejected.jsonl")) if (run / "rejected.jsonl").exists() else 0
+    for stem in RECORD_FILES:
+        if size := offsets.get(stem, 0):
+            file = run / f"{stem}.jsonl"
+            counts.append(f"{len(committed_lines(file, size))} {stem}")
+            if stem in ("trajectories", "rollouts"):
+                rows = enumerate(committed_rows(file, size)[:limit], 1)
+                mend = "restore the file, or make the run again"
+                episodes += _episodes(run, [as_record(Trajectory, row, f"{file}, line {n}", mend) for n, row in rows])
+    size = offsets.get("rejected", 0)
+    rejected = len(committed_lines(run / "rejected.jsonl", size)) if size else 0
     lead = f"{header.get('verb', 'run')}: {', '.join(counts) or 'no records yet'}, {rejected} rejected."
+    stages = funnel_of([entry["funnel"] for entry in entries if "funnel" in entry])
     page = render(
         title=f"Run {run.name}",
         lead=lead,
-        charts=metric_charts(metrics),
-        funnels=funnels,
+        charts=metric_charts(counted_rows(run / "metrics.jsonl", None)),
+        funnels=[{"name": run.name, "rows": stages}] if stages else [],
         episodes=episodes,
     )
-    target = out or run / "report.html"
-    target.write_text(page, encoding="utf-8")
+    try:
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{target}: {error.strerror}", "give --out a file that can be written") from None
     return target
 
 
-def _episodes(run: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _episodes(run: Path, trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
     """Episodes with token views where the run holds their tokens and a tokenizer (`tokenizer.json`), else as messages."""
     decode = store = None
     tokenizer_file = run / "tokenizer.json"
@@ -167,8 +178,7 @@ def _episodes(run: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
         store = TokenStore(run / "tokens", read_only=True)
     out = []
-    for row in rows:
-        trajectory = Trajectory.from_json(row)
+    for trajectory in trajectories:
         tokens = token_view(trajectory, store, decode) if store is not None and trajectory.traces else ()
         out.append(episode(trajectory, tokens=tokens))
     return out

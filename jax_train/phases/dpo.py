@@ -15,10 +15,11 @@ import numpy as np
 
 from astrolabe.model.config import ModelConfig
 from astrolabe.records.errors import RunError, UsageError
-from astrolabe.records.jsonl import read_rows
+from astrolabe.records.jsonl import as_record, read_records
 from astrolabe.records.preference import Preference
 from astrolabe.records.run_store import RunStore
 from astrolabe.records.token_store import TokenStore
+from astrolabe.records.trajectory import Trace
 from jax_train.config import DpoConfig
 from jax_train.data import Rejection, StepStream, fingerprint, join_rows, packed_rows
 from jax_train.loop import StepLoop, steps_of
@@ -31,7 +32,8 @@ from jax_train.trainer import Trainer, identity, model_fingerprint, read_params
 def read_pairs(config: DpoConfig) -> tuple[list[Sample], list[Rejection]]:
     """Samples, chosen and rejected in turn, and a rejected row for each pair that cannot be trained on.
 
-    UsageError where nothing is left; RunError where the run has no token store.
+    UsageError where nothing is left or a row is no pair; RunError where the run has no token store or a trace is not
+    within it.
     """
     folder = config.data.preferences
     if not (folder / "tokens").is_dir():
@@ -39,9 +41,10 @@ def read_pairs(config: DpoConfig) -> tuple[list[Sample], list[Rejection]]:
     store = TokenStore(folder / "tokens", read_only=True)
     samples: list[Sample] = []
     rejected: list[Rejection] = []
-    for _, row in read_rows(folder / "preferences.jsonl"):
-        pair = Preference.model_validate(row)
-        sides = [_side(store, side.trace, pair.fork, pair.id) for side in (pair.chosen, pair.rejected)]
+    file, mend = folder / "preferences.jsonl", "give the run folder that the pairs were mined in"
+    for number, pair in read_records(file, Preference, mend):
+        traces = [as_record(Trace, s.trace, f"{file}, line {number}", mend) for s in (pair.chosen, pair.rejected)]
+        sides = [_side(store, trace, pair.fork, pair.id) for trace in traces]
         size = sum(map(len, sides))
         if size > config.batch.budget:
             reason, detail = "too_long", f"{size} tokens in both sides, batch.budget is {config.batch.budget}"
@@ -58,8 +61,8 @@ def read_pairs(config: DpoConfig) -> tuple[list[Sample], list[Rejection]]:
     return samples, rejected
 
 
-def _side(store: TokenStore, trace: dict[str, Any], fork: int, item: str) -> Sample:
-    arrays = store.read(trace["start"], trace["length"])
+def _side(store: TokenStore, trace: Trace, fork: int, item: str) -> Sample:
+    arrays = store.read(trace.start, trace.length)
     mask = arrays.mask.copy()
     mask[:fork] = 0
     return Sample(tokens=arrays.tokens, mask=mask, item=item)

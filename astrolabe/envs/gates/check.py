@@ -26,11 +26,13 @@ from rich.text import Text
 from astrolabe.envs.gates.gate import gate_environment
 from astrolabe.envs.gates.report import GateReport
 from astrolabe.envs.sandbox import Sandbox
+from astrolabe.records.durable import disk_guard
 from astrolabe.records.environment import Environment
 from astrolabe.records.errors import AstrolabeError, UsageError
 from astrolabe.records.jsonl import read_lines
 
 SOURCES = ("native", "astra-rl")
+_FREE = "free some space, then run the same command again"
 
 
 def check_environments(
@@ -60,6 +62,8 @@ def check_file(
     if source not in SOURCES:
         raise UsageError(f"--from {source}: unknown form", f"one of {', '.join(SOURCES)}")
     path = Path(path)
+    if out_dir is not None:
+        _refuse_to_overwrite(Path(out_dir), path)
     with contextlib.ExitStack() as stack:
         if source == "astra-rl":
             from astrolabe.envs.astra_rl import convert_file  # only needed for foreign files
@@ -185,6 +189,16 @@ class GateProcess:
 # Out
 
 
+def _refuse_to_overwrite(folder: Path, source: Path) -> None:
+    """UsageError where the passing rows would take the place of a run's rows, or of the rows that are checked."""
+    mend = "give an empty or a new folder to --out"
+    if os.path.exists(folder / "run.json"):
+        raise UsageError(f"--out {folder} holds a run, whose environments would be overwritten", mend)
+    rows = folder / "environments.jsonl"
+    if os.path.exists(source) and os.path.exists(rows) and rows.samefile(source):
+        raise UsageError(f"--out {folder} holds the file that is checked", mend)
+
+
 class _Out:
     """OUT/environments.jsonl, put in place as a whole when all rows were gated."""
 
@@ -207,13 +221,16 @@ class _Out:
             file.seek(place[0])
             row = json.loads(file.read(place[1]))
         row["certificate"] = certificate
-        self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        with disk_guard(self.path, _FREE):
+            self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._file.close()
-        if kind is None:
-            self._temporary.replace(self.path)
-        else:
+        try:
+            with disk_guard(self.path, _FREE) if kind is None else contextlib.suppress(OSError):
+                self._file.close()
+            if kind is None:
+                self._temporary.replace(self.path)
+        finally:
             self._temporary.unlink(missing_ok=True)
 
 

@@ -18,6 +18,7 @@ from astrolabe.envs.gates.report import Finding
 from astrolabe.envs.match import values_at
 from astrolabe.records.environment import Environment, EnvTool, environment_id
 from astrolabe.records.ids import canonical_json
+from astrolabe.records.jsonl import too_deep
 
 FIELDS = (
     "schema", "id", "language", "domain", "question", "answer", "scenario", "expect", "answer_type", "nodes", "tools",
@@ -31,7 +32,7 @@ def read_environment(row: Any) -> tuple[Environment | None, list[Finding]]:
     """The row as a record, if it is one, and what is wrong with it."""
     if not isinstance(row, dict):
         return None, [Finding("schema_invalid", "the row is not a JSON object")]
-    if too_deep(row):
+    if too_deep(row, MAX_DEPTH):
         return None, [Finding("schema_invalid", f"the row nests deeper than {MAX_DEPTH} levels")]
     findings: list[Finding] = []
     missing = [name for name in FIELDS if name not in row]
@@ -148,16 +149,6 @@ def _points_inside(schema: Any, reference: Any) -> bool:
         if not isinstance(schema, dict) or step not in schema:
             return False
         schema = schema[step]
-    return True
-
-
-def too_deep(value: Any) -> bool:
-    """Whether a JSON value nests deeper than any row needs to; looks without recursion."""
-    layer = [value]
-    for _ in range(MAX_DEPTH):
-        layer = [m for v in layer if isinstance(v, (dict, list)) for m in (v.values() if isinstance(v, dict) else v)]
-        if not layer:
-            return False
     return True
 
 

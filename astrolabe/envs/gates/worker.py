@@ -14,6 +14,7 @@ from typing import Any
 from astrolabe.envs.gates.gate import gate_environment
 from astrolabe.envs.gates.report import Finding, GateReport
 from astrolabe.envs.sandbox import Sandbox
+from astrolabe.records.jsonl import parse_json
 
 
 def read_row(path: Path, offset: int, length: int) -> bytes:
@@ -22,15 +23,11 @@ def read_row(path: Path, offset: int, length: int) -> bytes:
         return file.read(length)
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 def parse_row(line: bytes, number: int) -> Any:
     """The row, or the report that it is not JSON."""
     try:
-        return json.loads(line.decode(), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        return parse_json(line.decode())
+    except ValueError as error:
         return GateReport("", [Finding("schema_invalid", f"line {number} is not JSON: {error}")])
 
 
