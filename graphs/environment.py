@@ -16,7 +16,7 @@ from typing import Any
 
 from astrolabe.records.base import Usage
 from astrolabe.records.card import KnowledgeRow, read_knowledge
-from astrolabe.records.errors import EXIT_PARTIAL
+from astrolabe.records.errors import EXIT_PARTIAL, UsageError
 from astrolabe.records.jsonl import parse_json, read_lines
 from graphs.batch import Item, Outcome, run_batch
 from graphs.environment_context import EnvironmentContext
@@ -111,9 +111,13 @@ def synthesise_environments(knowledge: Path | None, out: Path, options: SynthOpt
     """Synthesise environments from a JSONL file of knowledge (None: the project's own) into the run folder `out`,
     `samples` of each row; returns the exit code (FORMATS).
 
-    UsageError if the file is missing, ServerError if a model server does not answer, RunError if `out` is another run.
+    UsageError if the file is missing or empty, ServerError if a model server does not answer, RunError if `out` is another run.
     """
     everything = read_samples(knowledge, samples)
+    if not everything:
+        raise UsageError(
+            f"{knowledge}: holds no knowledge", 'give a JSONL file with {"domain", "text", "language"} a line'
+        )
     items = options.select(everything)
     unusable = [item.value.error for item in items if item.value.error]
     for text in unusable:

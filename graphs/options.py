@@ -7,13 +7,30 @@ addresses) is not, so that equal runs have equal files.
 
 from __future__ import annotations
 
+import difflib
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from astrolabe.records.errors import UsageError
+from serving.http import is_loopback
+
+ROLES = ("planner", "emulator", "decomposer", "verifier", "judge", "policy")
+RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "temperature": ("at least 0", lambda x: x >= 0),
+    "top_p": ("above 0 and at most 1", lambda x: 0 < x <= 1),
+    "max_tokens": ("at least 1", lambda x: x >= 1),
+    "timeout_s": ("above 0", lambda x: x > 0),
+    "limit": ("at least 1", lambda x: x >= 1),
+    "concurrency": ("at least 1", lambda x: x >= 1),
+    "min_tools": ("at least 1", lambda x: x >= 1),
+    "defect_rate": ("from 0 to 1", lambda x: 0 <= x <= 1),
+}
+"""What a number may be, of the run and of a role; none may be infinite or NaN."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +60,7 @@ class SynthOptions:
     timeout_s: float = 120.0
     api_key_env: str | None = None
     roles: Mapping[str, RoleModel] = field(default_factory=dict)
-    """Overrides per role: planner, emulator, decomposer, verifier, judge, policy."""
+    """Overrides per role, by a name of `ROLES`."""
     allow_self_judge: bool = False
     """Lets the judge be the model that wrote what it judges, where the configuration names both."""
     limit: int | None = None
@@ -121,8 +138,8 @@ def _typed(cls: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
 def load_options(config: Path | None, flags: Mapping[str, Any]) -> SynthOptions:
     """The options of the TOML file `config`, overridden by every flag that is not None.
 
-    UsageError names a file that is missing or no TOML, an unknown key, a value of the wrong type, and a judge that
-    would judge its own generations without `allow_self_judge`.
+    UsageError names a file that is missing or no TOML, an unknown key or role, a value of the wrong type or out of its
+    range, and a judge that would judge its own generations without `allow_self_judge`.
     """
     options = SynthOptions()
     if config is not None:
@@ -135,6 +152,12 @@ def load_options(config: Path | None, flags: Mapping[str, Any]) -> SynthOptions:
         roles = table.pop("roles", {})
         if not isinstance(roles, dict) or not all(isinstance(spec, dict) for spec in roles.values()):
             raise UsageError(f"{config}: `roles` must be tables", "write [roles.judge] and its keys below it")
+        for role in roles:
+            if role not in ROLES:
+                close = difflib.get_close_matches(role, ROLES, n=1, cutoff=0.0)[0]
+                raise UsageError(
+                    f"{config}: no role {role!r} in [roles.{role}]", f"the closest is {close!r}, of {', '.join(ROLES)}"
+                )
         options = replace(
             options,
             **_typed(SynthOptions, table, str(config)),
@@ -143,24 +166,49 @@ def load_options(config: Path | None, flags: Mapping[str, Any]) -> SynthOptions:
             },
         )
     options = replace(options, config=config, **{key: value for key, value in flags.items() if value is not None})
-    _check_judge(options)
+    _check_ranges(options, "")
+    for role, spec in options.roles.items():
+        _check_ranges(spec, f"[roles.{role}] ")
+    check_judge(options)
     return options
+
+
+def _check_ranges(options: SynthOptions | RoleModel, where: str) -> None:
+    for key, (wanted, fits) in RANGES.items():
+        value = getattr(options, key, None)
+        if value is not None and not (-math.inf < value < math.inf and fits(value)):
+            raise UsageError(f"{where}`{key}` is {value}", f"it must be {wanted}")
+
+
+def _who(options: SynthOptions, role: str) -> tuple[str | None, str]:
+    """(server, model) of a role; no server is the offline teacher."""
+    spec = options.roles.get(role, RoleModel())
+    url = spec.model_url or options.model_url
+    return None if url is None else _server(url), spec.model or options.model
+
+
+def _server(url: str) -> str:
+    """One form for all spellings of a server's address. UsageError if it is none."""
+    try:
+        parts = urlsplit(url)
+        host = "localhost" if is_loopback(url) else parts.hostname
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError as error:
+        raise UsageError(f"model_url {url}: {error}", "give an address such as http://127.0.0.1:30000/v1") from None
+    return f"{host}:{port}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def self_judged(options: SynthOptions) -> bool:
     """Whether the judge is the very model that writes the trajectories."""
-
-    def who(role: str) -> tuple[str | None, str]:
-        spec = options.roles.get(role, RoleModel())
-        return spec.model_url or options.model_url, spec.model or options.model
-
-    return who("judge") == who("policy")
+    return _who(options, "judge") == _who(options, "policy")
 
 
-def _check_judge(options: SynthOptions) -> None:
-    """A configuration that names models per role must say so if the judge is the policy; one model for everything has
-    been said by naming one model."""
-    if options.roles and options.model_url is not None and self_judged(options) and not options.allow_self_judge:
+def check_judge(options: SynthOptions) -> None:
+    """UsageError where the judge is the policy in a configuration that names models per role, which must say so; one
+    model for everything has been said by naming one model. Certain once the servers' own names for `default` are in
+    `options`."""
+    (server, _), judged = _who(options, "judge"), self_judged(options)
+    if judged and server is not None and options.roles and not options.allow_self_judge:
         raise UsageError(
             "the judge would judge its own generations: [roles.judge] and [roles.policy] are the same model",
             "give the judge another model, or set allow_self_judge = true",

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from agents.context import Context
 from astrolabe.records.errors import UsageError
 from astrolabe.records.run_store import RunStore, read_run
-from graphs.options import RoleModel, SynthOptions, self_judged
+from graphs.options import RoleModel, SynthOptions, check_judge, self_judged
 from serving.chat import ChatClient, ModelSpec
 from serving.http import launch_in_thread
 
@@ -124,7 +124,8 @@ def open_session(
     """Opens (or continues) the run at `out` and connects its models; not from inside an event loop.
 
     inputs: name -> hash of an input file; prompts: agent -> hash; files: stems of the row files.
-    ServerError if a server does not answer (no folder is made then), RunError if the folder holds another run.
+    ServerError if a server does not answer and UsageError if the judge would judge its own generations (no folder is made
+    then), RunError if the folder holds another run.
     """
     with ExitStack() as stack:
         taught = options.model_url is None and options.replay is None
@@ -147,6 +148,8 @@ def open_session(
             model=specs["default"].model,
             roles={role: replace(own, model=specs[role].model) for role, own in options.roles.items()},
         )
+        if options.replay is None:
+            check_judge(options)
         config = options.recorded() | {"self_judged": self_judged(options) and options.model != TEACHER}
         store = stack.enter_context(
             RunStore.open(

@@ -14,7 +14,7 @@ from typing import Any
 
 from astrolabe.records.base import Usage
 from astrolabe.records.card import CardReading, read_card
-from astrolabe.records.errors import EXIT_PARTIAL
+from astrolabe.records.errors import EXIT_PARTIAL, UsageError
 from astrolabe.records.jsonl import parse_json, read_lines
 from graphs.batch import Item, Outcome, run_batch
 from graphs.options import SynthOptions
@@ -90,9 +90,12 @@ async def _work(item: Item[CardLine], ctx: TrajectoryContext) -> Outcome:
 def synthesise_trajectories(servers: Path, out: Path, options: SynthOptions) -> int:
     """Synthesise trajectories for the cards of a JSONL file into the run folder `out`; returns the exit code (FORMATS).
 
-    UsageError if the file is missing, ServerError if a model server does not answer, RunError if `out` is another run.
+    UsageError if the file is missing or empty, ServerError if a model server does not answer, RunError if `out` is another run.
     """
-    items = [replace(item, value=_read(item.value, options.min_tools)) for item in options.select(read_cards(servers))]
+    cards = read_cards(servers)
+    if not cards:
+        raise UsageError(f"{servers}: holds no server card", "give a JSONL file with a card a line")
+    items = [replace(item, value=_read(item.value, options.min_tools)) for item in options.select(cards)]
     unusable = [text for item in items if (text := item.value.complaint(item.key))]
     for text in unusable:
         print(text, file=sys.stderr)

@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -206,14 +206,16 @@ T = TypeVar("T", bound=TrainConfig)
 def load_config(phase: str, file: Path | None, overrides: Sequence[str] = ()) -> TrainConfig:
     """The phase's configuration from `file` (TOML) and `overrides` (`--key.sub`, `value`, ...).
 
-    Values on the command line are TOML where they parse (`3`, `true`, `["a"]`), else text. UsageError for an unknown
-    phase, file, key or a value of the wrong kind.
+    Values on the command line are TOML where they parse (`3`, `true`, `["a"]`), else text; one value for a list is a
+    list of one. UsageError for an unknown phase, file, key or a value of the wrong kind.
     """
     if phase not in CONFIGS:
         raise UsageError(f"no phase {phase!r}", f"one of {', '.join(PHASES)}")
     tree = _read(file) if file is not None else {}
     tables = {name: tree.pop(name) for name in PHASES if name in tree}
     for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise _no_table(name, table, str(file))
         _check_keys(_merge(tree, table), CONFIGS[name], f"{file} [{name}]")
     merged = _merge(tree, tables.get(phase, {}))
     _check_keys(merged, CONFIGS[phase], str(file))
@@ -241,6 +243,8 @@ def _read(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file}: no such file", "give --config a TOML file, such as configs/demo.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: not TOML: {error}", "mend the file") from None
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}", "give --config a TOML file that can be read") from None
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -251,16 +255,22 @@ def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _keys(kind: type[BaseModel], prefix: str = "") -> dict[str, type[BaseModel] | None]:
-    """Every dotted key of a config class; sections map to their class, values to None."""
-    out: dict[str, type[BaseModel] | None] = {}
+def _keys(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Every dotted key of a config class, sections too, with its type."""
+    out: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
-        inner = field.annotation
-        section = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
-        out[prefix + name] = section
-        if section is not None:
-            out |= _keys(section, f"{prefix}{name}.")
+        out[prefix + name] = field.annotation
+        if _is_section(field.annotation):
+            out |= _keys(field.annotation, f"{prefix}{name}.")  # type: ignore[arg-type]
     return out
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _no_table(key: str, value: Any, where: str) -> UsageError:
+    return UsageError(f"{where}: `{key}` must be a table, not {value!r}", f"write [{key}] and its keys below it")
 
 
 def _unknown(key: str, kind: type[BaseModel], where: str) -> UsageError:
@@ -274,7 +284,9 @@ def _check_keys(tree: dict[str, Any], kind: type[BaseModel], where: str, prefix:
         key = prefix + name
         if key not in known:
             raise _unknown(key, kind, where)
-        if known[key] is not None and isinstance(value, dict):
+        if _is_section(known[key]):
+            if not isinstance(value, dict):
+                raise _no_table(key, value, where)
             _check_keys(value, kind, where, f"{key}.")
 
 
@@ -306,7 +318,7 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[BaseModel]) -> N
     key = key.replace("-", "_")
     if key not in known:
         raise _unknown(key, kind, "command line")
-    if known[key] is not None:
+    if _is_section(known[key]):
         raise UsageError(
             f"--{key} is a section",
             f"set one of its keys, such as --{next(k for k in known if k.startswith(key + '.'))}",
@@ -314,4 +326,4 @@ def _set(tree: dict[str, Any], key: str, value: Any, kind: type[BaseModel]) -> N
     *sections, name = key.split(".")
     for section in sections:
         tree = tree.setdefault(section, {})
-    tree[name] = value
+    tree[name] = [value] if get_origin(known[key]) is list and not isinstance(value, list) else value

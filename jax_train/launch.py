@@ -16,7 +16,7 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a script: the checkout's root is where the packages are
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from astrolabe.records.errors import EXIT_DONE, AstrolabeError, UsageError
+from astrolabe.records.errors import EXIT_DONE, EXIT_PARTIAL, EXIT_USAGE, AstrolabeError, UsageError
 from jax_train.config import PHASES, DistributedSection, dump_config, load_config
 from jax_train.host_memory import keep_freed_memory
 
@@ -27,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a phase; prints its summary as JSON on stdout. Returns the exit code; raises AstrolabeError for what a user
     can mend."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if not args or args[0] in ("-h", "--help"):
+    if not args:
+        print(USAGE, file=sys.stderr)
+        return EXIT_USAGE
+    if not {"-h", "--help"}.isdisjoint(args):
         print(USAGE)
         return EXIT_DONE
     phase, file, dry_run, overrides = _parse(args)
@@ -80,6 +83,9 @@ def script() -> int:
     except AstrolabeError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("error: stopped (run the same command again to go on)", file=sys.stderr)
+        return EXIT_PARTIAL
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def model_fingerprint(path: Path) -> str:
 
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The configuration without paths, and without what does not change the result: what makes it the same run."""
-    row = config.model_dump(mode="json", exclude={"out", "seed", "mesh", "distributed", "environments", "data"})
-    del row["model"]["path"]
-    return row
+    without: dict[str, Any] = dict.fromkeys(
+        ("out", "seed", "mesh", "distributed", "environments", "data", "checkpoint"), True
+    )
+    return config.model_dump(mode="json", exclude={**without, "model": {"path"}, "engine": {"base_url", "slots"}})

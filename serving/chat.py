@@ -131,11 +131,14 @@ class ChatClient:
 
     async def check(self) -> str:
         """The name of the model that the server offers (preflight). ServerError with the mend if it does not answer."""
+        import httpx
         import openai
 
         self._enter_loop()
         try:
-            page = await asyncio.wait_for(self._client().models.list(), min(self.spec.timeout_s, 15.0))
+            async with asyncio.timeout(min(self.spec.timeout_s, 15.0)):
+                reply = await self._client().get("/models", cast_to=httpx.Response)
+            names = [str(model["id"]) for model in json.loads(reply.content)["data"] or []]
         except (openai.APIConnectionError, TimeoutError):
             raise ServerError(
                 f"no model server answers at {self.spec.base_url}", "start it, or give its address with --model-url"
@@ -146,7 +149,10 @@ class ChatClient:
             raise ServerError(
                 f"{self.spec.base_url}/models failed: {error}", "is this an OpenAI-compatible server?"
             ) from None
-        names = [model.id for model in page.data or []]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ServerError(
+                f"{self.spec.base_url}/models gives no list of models", "is this an OpenAI-compatible server?"
+            ) from None
         if self.spec.model in names or not names:
             return self.spec.model
         if self.spec.model == "default":
@@ -239,6 +245,11 @@ class ChatClient:
         except (openai.AuthenticationError, openai.PermissionDeniedError):
             raise self._refused_key() from None
         except openai.APIStatusError as error:
+            if error.status_code == 507:  # its disk is full: so it will be for every request
+                raise ServerError(
+                    f"{self.spec.base_url} has no room: {_short(error.message)}",
+                    "make room there; the same command goes on",
+                ) from None
             kind, after = _classify(error.status_code), _retry_after(error.response.headers)
             raise _AttemptFailed(kind, f"HTTP {error.status_code}: {_short(error.message)}", after) from error
         except (ValueError, openai.APIError) as error:

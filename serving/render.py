@@ -92,8 +92,13 @@ class Renderer:
         config = Path(path) / "config.json"
         if not config.is_file():
             raise UsageError(f"no config.json in {path}", "give a Hugging Face model folder")
-        family = json.loads(config.read_text(encoding="utf-8")).get("model_type", "")
-        return cls(TextTokenizer.from_folder(path), family, enable_thinking=enable_thinking)
+        try:
+            row = json.loads(config.read_bytes())
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise UsageError(f"{config}: not a JSON object", "take the config.json that came with the model")
+        return cls(TextTokenizer.from_folder(path), row.get("model_type", ""), enable_thinking=enable_thinking)
 
     @property
     def vocab_size(self) -> int:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from astrolabe.records.errors import UsageError
+from astrolabe.records.errors import ServerError, UsageError
 from astrolabe.records.ids import rng_for
 from serving.chat import FailureKind, ModelFailure
 from serving.health import Health
@@ -152,6 +152,20 @@ class HttpTokenClient:
         )
         if not isinstance(reply, dict) or not reply.get("success"):
             raise ModelFailure("server_error", f"weights were not updated: {reply!r:.300}")
+
+    async def check(self) -> None:
+        """Preflight: ServerError with the mend if no server that can take weights answers."""
+        try:
+            async with asyncio.timeout(min(self._timeout_s, 15.0)):
+                info = await self.model_info()
+        except (ModelFailure, TimeoutError) as error:
+            if getattr(error, "kind", "timeout") in ("unreachable", "timeout"):
+                raise ServerError(
+                    f"no model server answers at {self.base_url}", "start it, or give its address"
+                ) from None
+            info = None
+        if not isinstance(info, dict):
+            raise ServerError(f"{self.base_url} does not say which model it serves", "is this an SGLang server?")
 
     async def model_info(self) -> dict[str, Any]:
         """The server's `/get_model_info`."""

@@ -49,6 +49,7 @@ class Fake:
 
     url: str = ""
     script: Callable[[int, dict[str, Any]], Response | dict[str, Any]] = lambda *_: completion()
+    models: Response | None = None
     delay_s: float = 0.0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -60,8 +61,11 @@ def fake_server() -> Iterator[Fake]:
     fake, app = Fake(), FastAPI()
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "fake-1", "object": "model", "created": 0, "owned_by": "x"}]}
+    async def models() -> Any:
+        return fake.models or {
+            "object": "list",
+            "data": [{"id": "fake-1", "object": "model", "created": 0, "owned_by": "x"}],
+        }
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:
@@ -87,6 +91,7 @@ def fake(fake_server: Fake, monkeypatch: pytest.MonkeyPatch) -> Fake:
     fake_server.bodies.clear()
     fake_server.headers.clear()
     fake_server.script, fake_server.delay_s, fake_server.load = lambda *_: completion(), 0.0, Load()
+    fake_server.models = None
     return fake_server
 
 
@@ -315,6 +320,27 @@ async def test_preflight_names_the_models_that_are_there(fake: Fake) -> None:
     assert await ChatClient(ModelSpec(base_url=fake.url)).check() == "fake-1"
     with pytest.raises(ServerError, match="offers fake-1, not 'gpt'"):
         await ChatClient(ModelSpec(base_url=fake.url, model="gpt")).check()
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>hi</html>", b"[1, 2]", b"{not json", b"\xff\xfe\x00", b'{"data": [null]}', b'{"foo": 1}', b"null"]
+)
+async def test_preflight_names_a_server_of_another_kind(fake: Fake, body: bytes) -> None:
+    fake.models = Response(body, media_type="application/json")
+    client = client_for(fake)
+    with pytest.raises(ServerError, match="no list of models") as caught:
+        await client.check()
+    await client.aclose()
+    assert "OpenAI-compatible" in caught.value.mend
+
+
+async def test_a_server_without_room_ends_the_run_at_once(fake: Fake) -> None:
+    fake.script = lambda *_: JSONResponse({"error": {"message": "labels: No space left on device"}}, 507)
+    client = client_for(fake)
+    with pytest.raises(ServerError, match="No space left"):
+        await client.complete(HELLO, role="x", seed=1)
+    await client.aclose()
+    assert len(fake.bodies) == 1
 
 
 async def test_the_key_comes_from_the_environment_and_goes_nowhere_else(

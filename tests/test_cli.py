@@ -20,7 +20,7 @@ import pytest
 from astrolabe.cli.main import main
 from astrolabe.records.errors import UsageError
 from astrolabe.records.run_store import RunStore
-from graphs.options import SynthOptions, load_options, parse_shard
+from graphs.options import ROLES, SynthOptions, load_options, parse_shard
 
 ASTROLABE = [sys.executable, "-m", "astrolabe.cli.main"]
 
@@ -133,6 +133,20 @@ def test_a_malformed_card_is_named_and_rejected_and_the_others_are_worked_on(tmp
     rejected = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
     assert [row["reasons"] for row in rejected if row["item"] == "line 1"] == [["not_json"]]
     assert astrolabe("status", tmp_path / "out").returncode == 0
+
+
+def test_an_input_without_a_line_is_usage_and_begins_no_run(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n \n")
+    for verb, flag in (("trajectories", "--servers"), ("environments", "--knowledge")):
+        done = astrolabe("synth", verb, flag, tmp_path / "empty.jsonl", "--out", tmp_path / "out")
+        assert_user_error(done, 2, "empty.jsonl", "holds no")
+        assert not (tmp_path / "out").exists()
+
+
+def test_labels_that_find_no_room_end_the_run_in_one_line(tmp_path, card):
+    rest = ("--out", tmp_path / "out", "--labels", "/dev/full", "--defect-rate", 1)
+    done = astrolabe("synth", "trajectories", "--servers", card, *rest)
+    assert_user_error(done, 1, "/dev/full", "No space left")
 
 
 def test_malformed_json_is_named_by_file_and_line(tmp_path):
@@ -298,6 +312,50 @@ def test_options_are_flag_over_file_over_default(tmp_path):
             load_options(config, {})
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "temperature = nan",
+        "temperature = -1",
+        "top_p = 7",
+        "top_p = 0",
+        "max_tokens = 0",
+        "timeout_s = 0",
+        "timeout_s = inf",
+        "limit = 0",
+        "limit = -1",
+        "concurrency = 0",
+        "min_tools = -1",
+        "defect_rate = 7.5",
+    ],
+)
+def test_a_number_out_of_its_range_is_named_from_the_file_and_the_flag(tmp_path, line):
+    config, (key, _, value) = tmp_path / "run.toml", line.partition(" = ")
+    config.write_text(line + "\n")
+    with pytest.raises(UsageError, match=f"`{key}` is "):
+        load_options(config, {})
+    with pytest.raises(UsageError, match=f"`{key}` is "):
+        load_options(None, {key: float(value)})
+    if key in {"temperature", "top_p", "max_tokens", "timeout_s"}:
+        config.write_text(f"[roles.judge]\n{line}\n")
+        with pytest.raises(UsageError, match=rf"\[roles\.judge\] `{key}` is "):
+            load_options(config, {})
+
+
+def test_an_unknown_role_is_named_with_the_closest_and_every_agent_has_its_role(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('[roles.jugde]\nmodel = "m"\n')
+    with pytest.raises(UsageError, match=r"no role 'jugde'.*the closest is 'judge'"):
+        load_options(config, {})
+    from agents import decomposer, emulator, planner, verifier
+    from agents.base import Agent
+    from agents.judges import final_answer
+
+    modules = (decomposer, emulator, planner, verifier, final_answer)
+    roles = {value.role for module in modules for value in vars(module).values() if isinstance(value, Agent)}
+    assert {*roles, "policy"} == set(ROLES)
+
+
 def test_shards_divide_the_inputs():
     inputs = list(range(11))
     parts = [SynthOptions(shard=parse_shard(f"{i}/3")).select(inputs) for i in range(3)]
@@ -315,6 +373,10 @@ def test_a_configured_judge_of_its_own_generations_is_refused_unless_told(tmp_pa
         load_options(config, {})
     config.write_text("allow_self_judge = true\n" + text)
     assert load_options(config, {}).allow_self_judge
+    for address in ("http://H:80", "http://h/v1/"):
+        config.write_text(text + f'model_url = "{address}"\n')
+        with pytest.raises(UsageError, match="its own generations"):
+            load_options(config, {})
     config.write_text(text + 'model = "another"\n')
     load_options(config, {})
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from grpo_fakes import BUDGET, grpo_learner, shown_policy, tiny_renderer, two_tool_environment
+from grpo_fakes import BUDGET, grpo_learner, policy_config, shown_policy, tiny_renderer, two_tool_environment
 
 from astrolabe.envs.sandbox import Sandbox
 from astrolabe.evals.envs import evaluate
 from astrolabe.model.safetensors_io import save_params
-from astrolabe.records.errors import RunError
+from astrolabe.records.errors import RunError, ServerError, UsageError
 from astrolabe.records.run_store import RunStore
 from graphs.solver import Budgets
 from graphs.token_policy import TokenPolicy
@@ -27,9 +28,10 @@ from jax_train.phases.grpo import GrpoLoop, GrpoSettings, samples_of
 from jax_train.phases.selfcritic import SelfCriticConfig
 from jax_train.phases.selfcritic import run as run_selfcritic
 from jax_train.rollout import rollout_file
+from serving.chat import ModelFailure
 from serving.engine.engine import Engine
 from serving.engine.server import create_app
-from serving.http import launch_in_thread
+from serving.http import bind, launch_in_thread
 from serving.render import Renderer
 from serving.sync import InProcessSync
 from serving.tokens import Sampling
@@ -209,6 +211,51 @@ def phase_config(folder: Path, tmp_path: Path, **more: Any) -> GrpoConfig:
         "optimizer": {"lr": 1e-4, "schedule": "constant"},
     }
     return GrpoConfig.model_validate(tree | more)
+
+
+@pytest.mark.parametrize(
+    ("weights", "url", "error", "said"),
+    [
+        (b"", "http://127.0.0.1:{port}", ServerError, "no model server answers"),
+        (b"0" * 99, None, UsageError, "damaged"),
+    ],
+)
+def test_a_server_that_is_gone_or_a_damaged_model_begins_no_run(tmp_path, weights, url, error, said):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text(tiny_renderer().tokenizer._full.to_str())
+    (model / "config.json").write_text(json.dumps(policy_config().to_hf()))
+    if weights:
+        (model / "model.safetensors").write_bytes(weights)
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+    config = phase_config(model, tmp_path, engine={"base_url": url and url.format(port=port), "max_len": BUDGET})
+    with pytest.raises(error, match=said):
+        grpo.run(config)
+    assert not config.out.exists()
+
+
+async def test_a_server_that_does_not_take_the_weights_ends_the_run_with_its_reason(tmp_path):
+    class Refusing:
+        async def push(self, params: Any, version: int) -> None:
+            raise ModelFailure("unreachable", "http://127.0.0.1:9: connection refused")
+
+    fakes: Any = SimpleNamespace(params=None, restore=lambda: None)
+    settings = GrpoSettings(steps=1, filler=FillerConfig(target=1), rollout=RolloutConfig(n=2, budgets=Budgets()))
+    with RunStore.open(tmp_path / "run", verb="train grpo", config={}, seed=0) as store:
+        loop = GrpoLoop(
+            settings,
+            [two_tool_environment()],
+            learner=fakes,
+            policy=fakes,
+            opener=fakes,
+            sync=Refusing(),
+            checkpoints=fakes,
+            store=store,
+            seed=0,
+        )
+        with pytest.raises(ServerError, match=r"did not take the weights of step 0.*connection refused"):
+            await loop.run(progress=False)
 
 
 @pytest.mark.slow

@@ -231,3 +231,10 @@ def test_a_full_disk_is_an_error_with_a_mend(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(RunError, match="free some space"):
         save_params(init_decoder(QWEN3, 0)[1], QWEN3, tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[]"])
+def test_a_config_that_is_no_json_object_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UsageError, match=r"config\.json: not a JSON object"):
+        ModelConfig.from_hf(tmp_path)

@@ -524,3 +524,10 @@ def test_object_members_cut_the_text_of_values() -> None:
     for bad in ("{", '{"a"}', '{"a":1,}', '{"a":1 "b":2}', "{} x", '{"a":Infinity}', "[" * 100_000):
         with pytest.raises((ValueError, RecursionError)):
             object_members(bad)
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[]"])
+def test_a_config_that_is_no_json_object_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UsageError, match=r"config\.json: not a JSON object"):
+        Renderer.from_folder(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agents.teacher.server import create_app
-from astrolabe.records.errors import RunError, ServerError
+from astrolabe.records.errors import RunError, ServerError, UsageError
 from graphs.options import RoleModel, SynthOptions
 from graphs.session import NO_SERVER, TEACHER, open_session
 from serving.http import launch_in_thread
@@ -135,3 +135,26 @@ def test_the_same_run_is_continued_by_an_equal_session_only(tmp_path):
     ):
         with pytest.raises(RunError, match=named), opened(tmp_path / "run", options, **changes):
             pass
+
+
+@pytest.mark.parametrize(
+    ("suffix", "models"), [("/v1", (None, None)), ("", ("big", "default")), ("/v1/", (None, "big"))]
+)
+def test_a_judge_that_turns_out_to_be_the_policy_is_refused(tmp_path, chat_server, suffix, models):
+    """One server under two addresses, and `default` beside the name that it stands for."""
+    address = chat_server.url.replace("127.0.0.1", "localhost") + suffix
+    judge, policy = models
+    roles = {"judge": RoleModel(model_url=address, model=judge), "policy": RoleModel(model=policy)}
+    options = SynthOptions(model_url=chat_server.url, roles=roles)
+    with pytest.raises(UsageError, match="its own generations"), opened(tmp_path / "run", options):
+        pass
+    assert not (tmp_path / "run").exists()
+    with opened(tmp_path / "run", replace(options, allow_self_judge=True)):
+        pass
+
+
+def test_a_judge_and_a_policy_beside_the_teacher_may_be_the_same_server_too(tmp_path, chat_server):
+    one = RoleModel(model_url=chat_server.url, model="big")
+    options = SynthOptions(roles={"judge": one, "policy": one})
+    with pytest.raises(UsageError, match="its own generations"), opened(tmp_path / "run", options):
+        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from agents.teacher.server import Teacher, create_app
 from agents.teacher.task_text import Flow, Step, parse, phrases, render
 from agents.teacher.values import fill, valid
 from agents.tool_docs import names_tool, yields
+from astrolabe.records.errors import RunError, UsageError
 from astrolabe.records.messages import FunctionSchema
 from serving.http import launch_in_thread
 
@@ -371,6 +373,19 @@ def test_the_server_speaks_the_protocol_streams_and_refuses_in_words(tmp_path: A
         refused = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": unknown}]})
         assert refused.status_code == 400
         assert "nobody" in refused.json()["error"]["message"]
+
+
+def test_labels_that_cannot_be_written_end_the_answers(tmp_path):
+    with pytest.raises(UsageError, match="Is a directory"):
+        LabelSink(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="File exists"):
+        LabelSink(tmp_path / "file" / "labels.jsonl")
+    sink = LabelSink(Path("/dev/full"))
+    for kind in ("refusal", "refusal", "wrong_tool"):
+        with pytest.raises(RunError, match="No space left"):
+            sink.write({"kind": kind})
+    assert sink.labels == []
 
 
 def test_a_label_that_a_killed_run_left_half_written_is_dropped(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from astrolabe.records.errors import UsageError
+from astrolabe.records.errors import ServerError, UsageError
 from serving.chat import ModelFailure
 from serving.http import bind, launch_in_thread
 from serving.tokens import HttpTokenClient, Sampling, generation_from_wire, sampling_params
@@ -216,3 +216,16 @@ async def test_a_dead_server_is_unreachable() -> None:
         await client.generate([1], Sampling())
     assert caught.value.kind == "unreachable"
     await client.aclose()
+
+
+async def test_the_preflight_names_a_server_that_is_gone_or_of_another_kind(fake: Fake) -> None:
+    sock = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    sock.close()
+    for client, said in (
+        (HttpTokenClient(url, max_retries=0), "no model server answers"),
+        (HttpTokenClient(fake.url), "does not say which model"),
+    ):
+        with pytest.raises(ServerError, match=said):
+            await client.check()
+        await client.aclose()

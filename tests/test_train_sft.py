@@ -22,9 +22,10 @@ from astrolabe.records.run_store import RunStore
 from astrolabe.records.trajectory import Trajectory
 from jax_train.config import DpoConfig, SftConfig, load_config
 from jax_train.data import Selection, StepStream, packed_rows, sft_sample, sft_samples
-from jax_train.launch import main
+from jax_train.launch import main, script
 from jax_train.loop import Validation
 from jax_train.phases import dpo, sft
+from jax_train.trainer import identity
 from serving.render import Renderer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -196,6 +197,42 @@ def test_a_file_with_nothing_to_train_on_is_a_usage_error(folder: Path, tmp_path
         sft.run(sft_config(folder, tmp_path / "out"))
 
 
+def test_a_damaged_model_begins_no_run(folder: Path, tmp_path: Path) -> None:
+    """With the file copied again the same command goes on; a run of the damaged one would not let it."""
+    (tmp_path / "rows.jsonl").write_text(trajectory().to_line() + "\n")
+    stored_pairs(tmp_path / "pairs")
+    model = tmp_path / "model"
+    shutil.copytree(folder, model)
+    (model / "model.safetensors").write_bytes(b"\x00" * 2000)
+    flags = ["--model.path", str(model), "--out", str(tmp_path / "out"), "--batch.rows", "1", "--batch.budget", "1200"]
+    for phase, data in (("sft", tmp_path / "rows.jsonl"), ("dpo", tmp_path / "pairs")):
+        key = "--data.train" if phase == "sft" else "--data.preferences"
+        with pytest.raises(UsageError, match="cannot be read"):
+            main([phase, *flags, key, str(data)])
+        assert not (tmp_path / "out").exists()
+
+
+def test_settings_that_change_no_result_do_not_make_another_run(folder: Path, tmp_path: Path) -> None:
+    needed = ["--model.path", str(folder), "--out", str(tmp_path), "--environments", "e", "--steps", "3"]
+
+    def which(*flags: str) -> dict[str, Any]:
+        return identity(load_config("grpo", None, [*needed, *flags]))
+
+    same = [
+        "--checkpoint.every",
+        "7",
+        "--checkpoint.keep",
+        "9",
+        "--engine.base_url",
+        "http://h:1",
+        "--engine.slots",
+        "3",
+    ]
+    assert which(*same) == which()
+    assert which("--engine.max_len", "99") != which()
+    assert which("--optimizer.lr", "1e-5") != which()
+
+
 def stored_pairs(folder: Path) -> None:
     """A run of three pairs: one that fits, one too long for a row of 32, one whose sides do not part on sampled tokens."""
     with RunStore.open(folder, verb="pairs", config={}, seed=0) as store:
@@ -313,11 +350,49 @@ def test_bad_values_files_and_arguments_are_usage_errors(tmp_path: Path) -> None
             load_config("sft", None, [*needed, *flags])
     with pytest.raises(UsageError, match="no such file"):
         load_config("sft", tmp_path / "absent.toml")
+    with pytest.raises(UsageError, match="Is a directory"):
+        load_config("sft", tmp_path)
+    for text, message in (
+        ("sft = 3", "`sft` must be a table, not 3"),
+        ("[sft]\ndata = 3", "`data` must be a table"),
+        ("model = 5", "`model` must be a table"),
+        ("data = [1]", "`data` must be a table"),
+    ):
+        (tmp_path / "odd.toml").write_text(text)
+        with pytest.raises(UsageError, match=message):
+            load_config("sft", tmp_path / "odd.toml", needed)
     with pytest.raises(UsageError, match="no phase 'ppo'"):
         main(["ppo"])
     (tmp_path / "bad.toml").write_text("a = [")
     with pytest.raises(UsageError, match="not TOML"):
         load_config("sft", tmp_path / "bad.toml")
+
+
+def test_one_value_for_a_list_is_a_list_of_one() -> None:
+    config = load_config("sft", None, ["--model.path", "m", "--out", "o", "--data.train", "runs/t"])
+    assert isinstance(config, SftConfig)
+    assert config.data.train == [Path("runs/t")]
+
+
+def test_the_launcher_says_how_it_is_used_and_stops_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launched(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["launch.py", *arguments])
+        return script(), *capsys.readouterr()
+
+    for arguments in (["--help"], ["sft", "--help"], ["sft", "--steps", "3", "-h"]):
+        code, out, err = launched(*arguments)
+        assert (code, out.split(":")[0], err) == (0, "usage", "")
+    code, out, err = launched()
+    assert (code, out, err.split(":")[0]) == (2, "", "usage")
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sft, "run", interrupted)
+    code, out, err = launched("sft", "--model.path", "m", "--out", "o", "--data.train", "t")
+    assert (code, out, err) == (3, "", "error: stopped (run the same command again to go on)\n")
 
 
 def test_the_phases_table_lies_over_the_common_keys_and_flags_over_both(tmp_path: Path) -> None:

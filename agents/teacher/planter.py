@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from astrolabe.records.errors import RunError, UsageError
 from astrolabe.records.ids import content_hash, rng_for
 from astrolabe.records.jsonl import read_rows
 
@@ -24,28 +25,47 @@ def question_item(question: str) -> str:
 
 
 class LabelSink:
-    """Appends labels to a file, each once, also over restarts. Without a path labels are kept in memory only."""
+    """Appends labels to a file, each once, also over restarts. Without a path labels are kept in memory only.
+
+    UsageError if the file cannot be opened. Once a label could not be written, every further one is a RunError: an
+    answer whose label is lost must not be given.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path, self.labels = path, []  # type: tuple[Path | None, list[dict[str, Any]]]
         self._seen: set[str] = set()
         self._lock = threading.Lock()
+        self._failure: str | None = None
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                _drop_torn_line(path)
-                self._seen = {content_hash(row) for _, row in read_rows(path)}
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "ab"):
+                    pass
+                if path.is_file():  # a device has nothing to read back, or has no end
+                    _drop_torn_line(path)
+                    self._seen = {content_hash(row) for _, row in read_rows(path)}
+            except OSError as error:
+                raise UsageError(f"{path}: {error.strerror}", "give a file that can be written to --labels") from None
 
     def write(self, label: dict[str, Any]) -> None:
         identity = content_hash(label)
         with self._lock:
             if identity in self._seen:
                 return
+            if self.path is not None:
+                self._append(self.path, json.dumps(label, ensure_ascii=False) + "\n")
             self._seen.add(identity)
             self.labels.append(label)
-            if self.path is not None:
-                with open(self.path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(label, ensure_ascii=False) + "\n")
+
+    def _append(self, path: Path, line: str) -> None:
+        if self._failure is None:
+            try:
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write(line)
+            except OSError as error:
+                self._failure = error.strerror
+        if self._failure is not None:
+            raise RunError(f"{path}: a label cannot be written: {self._failure}", "make room there")
 
 
 def _drop_torn_line(path: Path) -> None:

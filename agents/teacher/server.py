@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from agents.teacher import MODEL_NAME
 from agents.teacher.planter import LabelSink, Planter
 from agents.teacher.registry import PROGRAMS, TURNS, CannotAnswer, load
+from astrolabe.records.errors import RunError
 from astrolabe.records.ids import content_hash, rng_for
 
 _BLOCK = re.compile(r"```json\n(\{.*\})\n```\s*\Z")
@@ -130,6 +131,8 @@ def create_app(seed: int = 0, defect_rate: float = 0.12, labels_path: Path | Non
             message = teacher.answer(body := _body_of(await request.body()))
         except CannotAnswer as error:
             return JSONResponse({"error": {"message": str(error), "type": "invalid_request_error"}}, status_code=400)
+        except RunError as error:  # no room for the label of a defect
+            return JSONResponse({"error": {"message": error.message, "type": "server_error"}}, status_code=507)
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         # The epoch, not the clock: a reply is stored and compared byte for byte.
         base = {"id": "chatcmpl-" + content_hash(message), "created": 0, "model": MODEL_NAME}

@@ -18,17 +18,17 @@ Url = Annotated[
     str | None, typer.Option("--model-url", help="OpenAI-compatible server. Default: the offline teacher, in process.")
 ]
 Model = Annotated[str | None, typer.Option("--model", help="Model name on that server. Default: the one it offers.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most this many inputs.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="At most this many inputs.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of the run. Default 0.")]
-Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="Inputs in work at once. Default 16.")]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", help="Inputs in work at once. Default 16.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file of these options and of [roles.NAME].")]
 Replay = Annotated[Path | None, typer.Option("--replay", help="Run whose stored replies are used; no server is asked.")]
 Shard = Annotated[str | None, typer.Option("--shard", help="i/n: every n-th input, from the i-th (from 0).")]
 Defects = Annotated[
-    float | None, typer.Option("--defect-rate", min=0.0, max=1.0, help="Offline teacher: share of planted defects.")
+    float | None, typer.Option("--defect-rate", help="Offline teacher: share of planted defects, 0 to 1.")
 ]
 Labels = Annotated[Path | None, typer.Option("--labels", help="Offline teacher: file for the labels of its defects.")]
-TemperatureOption = Annotated[float | None, typer.Option("--temperature", min=0.0, help="Default 0.7.")]
+TemperatureOption = Annotated[float | None, typer.Option("--temperature", help="Default 0.7.")]
 
 
 def _options(config: Path | None, shard: str | None, **flags: object) -> SynthOptions:
@@ -59,7 +59,7 @@ def trajectories(
     replay: Replay = None,
     shard: Shard = None,
     min_tools: Annotated[
-        int | None, typer.Option("--min-tools", min=1, help="Good tools that a card needs. Default 3.")
+        int | None, typer.Option("--min-tools", help="Good tools that a card needs. Default 3.")
     ] = None,
     defect_rate: Defects = None,
     labels: Labels = None,

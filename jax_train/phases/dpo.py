@@ -99,11 +99,11 @@ def train_on(config: DpoConfig, samples: list[Sample], rejected: list[Rejection]
         "reference": model_fingerprint(reference),
     }
     hyper = DpoHyper(**config.loss.model_dump(), max_segments=max(map(max_segments, rows)))
+    trainer = Trainer.build(config, dpo_loss(hyper), total)  # first: a model that cannot be read begins no run
+    params = trainer.state.params
+    if config.data.reference is not None:
+        params = read_params(reference, trainer.model, config.seed, trainer.mesh)
     with RunStore.open(config.out, verb="train dpo", config=identity(config), seed=config.seed, inputs=prints) as store:
-        trainer = Trainer.build(config, dpo_loss(hyper), total)
-        params = trainer.state.params
-        if config.data.reference is not None:
-            params = read_params(reference, trainer.model, config.seed, trainer.mesh)
         rows = with_reference(rows, trainer, params, b.rows)
         del params  # the reference is its numbers from here on
         stream = StepStream(rows, rows_per_batch=b.rows, micro_batches=b.micro_batches, seed=config.seed)

@@ -26,7 +26,7 @@ from astrolabe.envs.sandbox import Sandbox
 from astrolabe.model.safetensors_io import save_params
 from astrolabe.progress import track
 from astrolabe.records.environment import Environment, read_environments
-from astrolabe.records.errors import UsageError
+from astrolabe.records.errors import ServerError, UsageError
 from astrolabe.records.ids import content_hash, seed_for
 from astrolabe.records.run_store import RunStore
 from graphs.solver import Budgets, Policy
@@ -43,6 +43,7 @@ from jax_train.packing import Sample
 from jax_train.rollout import group_outcome
 from jax_train.scheduler import Scheduler, Slot
 from jax_train.trainer import Trainer, identity, model_fingerprint
+from serving.chat import ModelFailure
 from serving.engine.engine import Engine
 from serving.render import Renderer, check_template
 from serving.sync import DiskSync, InProcessSync, WeightSync
@@ -211,7 +212,17 @@ class GrpoLoop:
             log.info("continuing after step %d", self.version)
         # What a killed run committed after its last checkpoint comes again.
         self.store.rewind(f"step-{self.version}" if found is not None else None)
-        await self.sync.push(self.learner.params, self.version)
+        await self._push()
+
+    async def _push(self) -> None:
+        """The present weights to who samples. ServerError if a server does not take them."""
+        try:
+            await self.sync.push(self.learner.params, self.version)
+        except ModelFailure as failure:
+            raise ServerError(
+                f"the server did not take the weights of step {self.version}: {failure}",
+                "see the server's log; the same command goes on once it answers",
+            ) from None
 
     async def _roll(self, slot: Slot) -> Group:
         rollouts = await roll_group(slot.environment, self._policy, self._opener, self.settings.rollout, seed=slot.seed)
@@ -233,7 +244,7 @@ class GrpoLoop:
         stale = self.version - np.concatenate([v[v >= 0] for v in versions])
         self.consumed += [group.id for group in batch]
         self.version += 1
-        await self.sync.push(self.learner.params, self.version)
+        await self._push()
         row: dict[str, Any] = {
             "phase": "grpo",
             "step": self.version,
@@ -357,6 +368,8 @@ def run(config: GrpoConfig) -> dict[str, Any]:
     }
     hyper = GrpoHyper(**config.loss.model_dump())
     settings = settings_of(config)
+    server = _preflight(config.engine.base_url)
+    trainer = Trainer.build(config, grpo_loss(hyper), config.steps)  # first: a model that cannot be read begins no run
     with ExitStack() as stack:
         store = stack.enter_context(
             RunStore.open(
@@ -368,7 +381,6 @@ def run(config: GrpoConfig) -> dict[str, Any]:
                 files=("rollouts",),
             )
         )
-        trainer = Trainer.build(config, grpo_loss(hyper), config.steps)
         learner = PackedLearner(
             trainer,
             rows=config.batch.rows,
@@ -381,7 +393,7 @@ def run(config: GrpoConfig) -> dict[str, Any]:
             config.out / "checkpoints", trainer, fingerprint=prints["environments"], keep=config.checkpoint.keep
         )
         stack.callback(checkpoints.close)
-        client, sync = _server(config, trainer, renderer, stack)
+        client, sync = _sampler(config, server, trainer, renderer, stack)
         sandbox = Sandbox()
         stack.callback(sandbox.close)
         loop = GrpoLoop(
@@ -411,11 +423,27 @@ def run(config: GrpoConfig) -> dict[str, Any]:
         }
 
 
-def _server(
-    config: GrpoConfig, trainer: Trainer, renderer: Renderer, stack: ExitStack
+def _preflight(url: str | None) -> HttpTokenClient | None:
+    """A client of the configured server, which answers; None: the embedded engine is to sample."""
+    if url is None:
+        return None
+    client = HttpTokenClient(url)
+
+    async def check() -> None:
+        try:
+            await client.check()
+        finally:
+            await client.aclose()
+
+    asyncio.run(check())
+    return client
+
+
+def _sampler(
+    config: GrpoConfig, server: HttpTokenClient | None, trainer: Trainer, renderer: Renderer, stack: ExitStack
 ) -> tuple[TokenClient, WeightSync]:
     """Who samples: the embedded engine, or a server that reads the weights from `out/weights`."""
-    if config.engine.base_url is None:
+    if server is None:
         engine = Engine(
             (trainer.model, trainer.state.params),
             renderer,
@@ -425,9 +453,8 @@ def _server(
         )
         stack.callback(engine.close)
         return engine.client(), InProcessSync(engine)
-    client = HttpTokenClient(config.engine.base_url)
 
     def save(params: Any, folder: Path) -> None:
         save_params(params, trainer.model, folder, tokenizer_dir=trainer.tokenizer_dir)
 
-    return client, DiskSync(client, config.out / "weights", save)
+    return server, DiskSync(server, config.out / "weights", save)

@@ -81,11 +81,12 @@ def train_on(config: SftConfig, inputs: SftInputs) -> dict[str, Any]:
             patience=config.patience,
             min_gain=config.min_gain,
         )
+    trainer = Trainer.build(config, sft_loss, total)  # first: a model that cannot be read begins no run
     with RunStore.open(config.out, verb="train sft", config=identity(config), seed=config.seed, inputs=prints) as store:
         return StepLoop(
             "sft",
             config,
-            Trainer.build(config, sft_loss, total),
+            trainer,
             store,
             stream,
             total=total,
