@@ -16,14 +16,11 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 
 from astrolabe.records.ids import canonical_json
+from astrolabe.records.jsonl import MAX_DEPTH, too_deep
 
 
 class MalformedArguments(ValueError):
     """The text is not one JSON object."""
-
-
-MAX_DEPTH = 100
-"""Levels of nesting that arguments may have; records of deeper ones could not be written."""
 
 
 def _no_constant(name: str) -> Any:
@@ -44,20 +41,13 @@ def parse_arguments(text: str) -> dict[str, Any]:
         value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_double_key)
         # Neither a lone surrogate nor 1e999, which is read as infinity, could be stored.
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-        if _deeper(value, MAX_DEPTH):
+        if too_deep(value, MAX_DEPTH):
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     except (ValueError, RecursionError) as error:
         raise MalformedArguments(f"the arguments are not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise MalformedArguments("the arguments must be a JSON object")
     return value
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    if not isinstance(value, (dict, list)):
-        return False
-    members = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_deeper(member, levels - 1) for member in members)
 
 
 @lru_cache(maxsize=4096)
