@@ -73,9 +73,8 @@ def _read(line: CardLine, min_tools: int) -> CardLine:
 async def _work(item: Item[CardLine], ctx: TrajectoryContext) -> Outcome:
     line = item.value
     if line.error is not None:
-        row = {"item": item.key, "stage": "collect", "reasons": ["not_json"], "detail": line.error}
-        row |= {"row": {"line": line.text}}
-        return Outcome(rejected=[row], funnel=[("collect", 1, 0, {"not_json": 1})])
+        bad: dict[str, Any] = {"item": item.key, "stage": "collect", "reasons": ["not_json"], "detail": line.error}
+        return Outcome(rejected=[bad | {"row": {"line": line.text}}], funnel=[("collect", 1, 0, {"not_json": 1})])
     state = await graph.ainvoke({"row": line.row, "key": item.key, "reading": line.reading}, context=ctx)
     return Outcome(
         rows={"trajectories": state.get("accepted", [])},
