@@ -290,6 +290,15 @@ def test_each_planted_defect_is_refused_by_the_judges_that_it_is_for_and_by_no_o
     assert verdicts(broken) == judges
 
 
+def test_arithmetic_with_an_operand_that_is_not_known_is_not_called_easy():
+    """`that number times 6` without its parent is a missing dependency, no sum to do in one's head."""
+    nodes = [{"id": "n1", "question": "What is that number times 6?", "answer": 204, "parents": [], "needs_tool": True}]
+    load()
+    request = {"language": "en", "text": TEXT, "question": DRAFT["question"], "nodes": nodes}
+    (item,) = PROGRAMS["verifier.necessity"](request, random.Random(0), planter())["items"]
+    assert item["tool_necessary"]
+
+
 def test_a_defect_is_labelled_only_where_it_was_written():
     sink = LabelSink()
     request = {"language": "en", "domain": "d", "variation": 0}

@@ -134,6 +134,7 @@ def break_code(code: str, request: dict[str, Any], rng: random.Random, plant: Pl
     """The code with one defect, or as it is."""
     broken = {kind: _break_code(kind, code, request, rng) for kind in CODE_DEFECTS}
     possible = [kind for kind, text in broken.items() if text is not None and text != code]
+    possible += ["ignored_argument"] * (3 * ("ignored_argument" in possible))  # few tools have a second argument
     picked = plant.pick(possible)
     text = broken[picked] if picked is not None else None
     if picked is None or text is None:

@@ -39,7 +39,7 @@ def necessity(request: Request, rng: random.Random, plant: Planter) -> dict[str,
             operands = [answers.get(p) for p in node["parents"]] + (
                 [read.constant] if read.constant is not None else []
             )
-            needed = read.op == "percentage" or not all(map(_small, operands))
+            needed = read.op == "percentage" or len(operands) < 2 or not all(map(_small, operands))
             why = "arithmetic with longer numbers" if needed else "arithmetic of single digits"
         items.append({"id": node["id"], "tool_necessary": needed, "reason": why})
     return {"items": items}
