@@ -82,7 +82,13 @@ def _uvicorn_server(app: Any, log_level: str) -> Any:
     import uvicorn
 
     config = uvicorn.Config(
-        app, log_level=log_level, access_log=False, ws="none", timeout_keep_alive=75, timeout_graceful_shutdown=3
+        app,
+        log_config=None,  # its own would close every log handler of the process
+        log_level=log_level,
+        access_log=False,
+        ws="none",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=3,
     )
     return uvicorn.Server(config)
 

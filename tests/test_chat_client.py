@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -362,6 +363,19 @@ def test_a_client_serves_one_event_loop_after_another(fake: Fake) -> None:
     client = client_for(fake)
     for seed in range(2):
         assert asyncio.run(client.complete(HELLO, role="x", seed=seed)).content == "hi"
+
+
+def test_a_server_of_ours_leaves_the_log_handlers_of_others_open() -> None:
+    class Handler(logging.StreamHandler[Any]):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+            super().close()
+
+    handler = Handler()
+    with launch_in_thread(FastAPI()):
+        assert not handler.closed
 
 
 @pytest.mark.parametrize(
