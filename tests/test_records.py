@@ -14,7 +14,7 @@ from astrolabe.records.environment import Environment, environment_id
 from astrolabe.records.equality import equal, informative
 from astrolabe.records.errors import UsageError
 from astrolabe.records.ids import canonical_json, content_hash, seed_for
-from astrolabe.records.jsonl import parse_json, read_records, read_rows
+from astrolabe.records.jsonl import MAX_DEPTH, parse_json, read_records, read_rows
 from astrolabe.records.messages import Message
 from astrolabe.records.trajectory import CallError, CallRecord, Task, Trajectory
 
@@ -197,7 +197,7 @@ def test_both_knowledge_forms_are_read_and_a_bad_row_says_what_is_missing():
         ('{"\\ud800": 1}', "surrogate"),
         ('["x \\uDFFF"]', "surrogate"),
         ("[" * 200_000, "deeper"),
-        ("[" * 101 + "]" * 101, "deeper"),
+        ("[" * 111 + "]" * 111, "deeper"),
         ("{", "Expecting"),
     ],
 )
@@ -212,6 +212,16 @@ def test_what_could_not_be_written_again_is_not_read(text, why, tmp_path):
 def test_an_escaped_pair_a_large_integer_and_a_hundred_levels_are_read():
     assert parse_json('["\\ud83c\\udf1f", 123456789012345678901234567890]') == ["🌟", 123456789012345678901234567890]
     assert canonical_json(parse_json("[" * 100 + "]" * 100)) == "[" * 100 + "]" * 100
+    with pytest.raises(ValueError, match="deeper than 100"):
+        parse_json("[" * 101 + "]" * 101)
+
+
+def test_a_row_that_holds_the_deepest_arguments_is_read_again(tmp_path):
+    arguments = parse_json('{"a":' + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1) + "}")
+    call = CallRecord(id="c", turn=0, tool="t", arguments=arguments, status="ok", backend="python")
+    row = Trajectory(task=Task(question="q").with_id(), calls=[call]).with_id()
+    (tmp_path / "a.jsonl").write_text(row.to_line() + "\n")
+    assert [found for _, found in read_records(tmp_path / "a.jsonl", Trajectory, "mend")] == [row]
 
 
 @pytest.mark.parametrize("change", [{"source": 5}, {"description": ["x"]}, {"domain": {}}])

@@ -20,18 +20,21 @@ from astrolabe.records.errors import UsageError
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 MAX_DEPTH = 100
+"""Levels that a value from outside may have: a card, a call's arguments, what a tool returns."""
+ROW_DEPTH = MAX_DEPTH + 10
+"""Levels that a row may have: a record holds such values a few levels down."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, levels: int = MAX_DEPTH) -> Any:
     """The value of a JSON text. ValueError for what cannot be written as JSON in UTF-8 and read by anybody: NaN and
-    Infinity, a number beyond a double, half a surrogate pair, nesting deeper than `MAX_DEPTH`."""
+    Infinity, a number beyond a double, half a surrogate pair, nesting deeper than `levels`."""
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_float, parse_int=_int)
     except RecursionError:
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH and too_deep(value, MAX_DEPTH):
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        raise ValueError(f"nested deeper than {levels} levels") from None
+    if text.count("[") + text.count("{") > levels and too_deep(value, levels):
+        raise ValueError(f"nested deeper than {levels} levels")
     try:
         text.encode()
         if _SURROGATE.search(text):  # in pairs they are one character
@@ -90,7 +93,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """(line number, parsed JSON) of each line. UsageError names the file and the line that is not JSON."""
     for number, text in read_lines(path):
         try:
-            yield number, parse_json(text)
+            yield number, parse_json(text, ROW_DEPTH)
         except ValueError as error:
             raise UsageError(f"{path}, line {number}: not JSON: {error}", "one JSON object per line") from None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from astrolabe.records.errors import RunError
 from astrolabe.records.funnel import funnel_of
-from astrolabe.records.jsonl import parse_json
+from astrolabe.records.jsonl import ROW_DEPTH, parse_json
 from astrolabe.records.run_store import is_locked, read_journal, read_run
 
 RESTORE = "restore the file, or begin a new run"
@@ -52,7 +52,7 @@ def _read(path: Path, size: int = -1) -> bytes:
 
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = parse_json(line.decode())
+        row = parse_json(line.decode(), ROW_DEPTH)
     except ValueError as error:
         raise RunError(f"{path}, line {number}: not JSON: {error}", RESTORE) from None
     if not isinstance(row, dict):
