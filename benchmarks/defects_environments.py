@@ -45,7 +45,7 @@ ALSO: dict[str, tuple[str, ...]] = {
     "hard_coded": ("constant_tool",),
     "golden_mismatch": ("nondeterministic_code",),
     "degenerate_tool": ("constant_tool",),
-    "mutant_survived": ("hard_coded_answer",),  # where the golden is answered from the code, its other arguments are dead
+    "mutant_survived": ("hard_coded_answer",),  # its other arguments are dead where the golden is answered from the code
 }
 """Reason code -> defects that it rightly finds too, though another is for them."""
 STAGE_OF = {
