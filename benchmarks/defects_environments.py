@@ -45,9 +45,10 @@ ALSO: dict[str, tuple[str, ...]] = {
     "hard_coded": ("constant_tool",),
     "golden_mismatch": ("nondeterministic_code",),
     "degenerate_tool": ("constant_tool",),
-    "mutant_survived": ("hard_coded_answer",),  # its other arguments are dead where the golden is answered from the code
+    "mutant_survived": ("hard_coded_answer",),
 }
-"""Reason code -> defects that it rightly finds too, though another is for them."""
+"""Reason code -> defects that it rightly finds too, though another is for them: of a tool that answers the golden from
+its code, the other arguments are dead there."""
 STAGE_OF = {
     "cyclic_graph": "structure",
     "missing_parent": "structure",
