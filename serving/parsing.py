@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, Literal
 
-from serving.tokenizer import TextTokenizer
+from serving.tokenizer import TextTokenizer, encodable
 
 MalformedReason = Literal[
     "cut_off", "unclosed", "invalid_json", "not_object", "missing_name", "missing_arguments", "arguments_not_object"
@@ -120,15 +120,6 @@ def _until_stop(output_ids: Sequence[int], stop_ids: frozenset[int]) -> tuple[li
     return list(output_ids), False
 
 
-def _encodable(text: str) -> bool:
-    """Whether the text can be stored: a lone surrogate (`\\ud800` in JSON) cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _call(raw: str, keys: tuple[str, ...], span: tuple[int, int], broken: MalformedReason | None) -> ParsedCall:
     """The call in `raw`, whose arguments stand under the first of `keys` that is there."""
 
@@ -144,7 +135,7 @@ def _call(raw: str, keys: tuple[str, ...], span: tuple[int, int], broken: Malfor
     if members is None:
         return malformed("not_object")
     name = members["name"][0] if "name" in members else None
-    if not isinstance(name, str) or not name or not _encodable(name):
+    if not isinstance(name, str) or not name or not encodable(name):
         return malformed("missing_name")
     key = next((key for key in keys if key in members), None)
     if key is None:

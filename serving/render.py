@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from astrolabe.records.errors import UsageError
+from astrolabe.records.jsonl import read_object
 from astrolabe.records.messages import FunctionCall, Message, ToolCall, ToolSchema
 from serving.parsing import ParsedCall, ParsedTurn, TagIds, parse_llama3, parse_tagged
 from serving.tokenizer import TextTokenizer
@@ -92,12 +93,7 @@ class Renderer:
         config = Path(path) / "config.json"
         if not config.is_file():
             raise UsageError(f"no config.json in {path}", "give a Hugging Face model folder")
-        try:
-            row = json.loads(config.read_bytes())
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
-            raise UsageError(f"{config}: not a JSON object", "take the config.json that came with the model")
+        row = read_object(config, "take the config.json that came with the model")
         return cls(TextTokenizer.from_folder(path), row.get("model_type", ""), enable_thinking=enable_thinking)
 
     @property

@@ -80,7 +80,7 @@ class TextTokenizer:
     def guard(self, value: Any) -> Any:
         """JSON `value` (tool schemas) with every control token inside its strings and keys broken up."""
         text = json.dumps(value, ensure_ascii=False)
-        if not _MARKS.search(text) and not (self._control_re and self._control_re.search(text)) and _encodable(text):
+        if not _MARKS.search(text) and not (self._control_re and self._control_re.search(text)) and encodable(text):
             return value
         return self._guard(value)
 
@@ -185,7 +185,8 @@ def _alternatives(texts: dict[str, int]) -> re.Pattern[str] | None:
     return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True))) if texts else None
 
 
-def _encodable(text: str) -> bool:
+def encodable(text: str) -> bool:
+    """Whether the text can be stored: a lone surrogate (`\\ud800` in JSON) cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -196,7 +197,7 @@ def _encodable(text: str) -> bool:
 def _clean(text: str) -> str:
     """`text` without our marks and without lone surrogates, which no tokenizer takes."""
     text = _MARKS.sub("\ufffd", text)
-    return text if _encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _unbroken(start: int, piece: str) -> list[tuple[int, str]]:

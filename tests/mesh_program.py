@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from tiny_model import tiny_config
+from train_fakes import VOCAB, one_batch, random_samples
 
 from astrolabe.model.decoder import init_decoder, param_axes
 from astrolabe.model.safetensors_io import load_params, save_params
@@ -18,7 +19,7 @@ from jax_train.losses.dpo import DpoHyper, dpo_loss
 from jax_train.losses.grpo import GrpoHyper, grpo_loss
 from jax_train.losses.sft import sft_loss
 from jax_train.mesh import put_batch, use_mesh
-from jax_train.packing import PackedBatch, Sample, pack, stack
+from jax_train.packing import PackedBatch, stack
 from jax_train.step import (
     Compute,
     init_state,
@@ -30,31 +31,13 @@ from jax_train.step import (
 )
 
 MESHES = {"1": (1, 1, 1, 1), "4": (1, 4, 1, 1), "8": (2, 2, 2, 1), "8 context": (1, 2, 2, 2), "8 data": (8, 1, 1, 1)}
-VOCAB, ROWS, BUDGET = 64, 16, 32
+ROWS, BUDGET = 16, 32
 
 CONFIG = tiny_config(vocab_size=VOCAB)
 
 
 def make_batch() -> PackedBatch:
-    rng = np.random.default_rng(0)
-    samples = []
-    for i in range(32):
-        n = int(rng.integers(8, 16))
-        mask = (rng.random(n) < 0.5).astype(int)
-        mask[0] = 0
-        samples.append(
-            Sample(
-                tokens=rng.integers(0, VOCAB, n),
-                mask=mask,
-                logprobs=rng.normal(-4, 0.3, n),
-                ref_logprobs=rng.normal(-4, 0.3, n),
-                advantage=float(rng.normal()),
-                item=str(i),
-            )
-        )
-    batches, _ = pack(samples, ROWS, BUDGET, vocab_size=VOCAB, together=2)
-    assert len(batches) == 1
-    return batches[0]
+    return one_batch(random_samples(32, low=8, high=16), ROWS, BUDGET, together=2)
 
 
 def split(batch: PackedBatch, micro: int) -> PackedBatch:

@@ -7,12 +7,12 @@ silently differ from the checkpoint.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from astrolabe.records.errors import UsageError
+from astrolabe.records.jsonl import read_object
 
 _ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 
@@ -79,7 +79,7 @@ class ModelConfig:
             path = path / "config.json" if path.is_dir() else path
             if not path.is_file():
                 raise UsageError(f"no config.json at {path}", "give a Hugging Face model folder")
-            row, where = _read(path), str(path)
+            row, where = read_object(path, "take the config.json that came with the model"), str(path)
         try:
             return cls._from_row(row)
         except KeyError as error:
@@ -160,16 +160,6 @@ class ModelConfig:
         if self.model_type == "qwen2":
             del row["attention_bias"]
         return row
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        row = json.loads(path.read_bytes())
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise UsageError(f"{path}: not a JSON object", "take the config.json that came with the model")
-    return row
 
 
 def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:

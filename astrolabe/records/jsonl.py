@@ -71,6 +71,17 @@ def _int(digits: str) -> int:
     return int(digits)
 
 
+def read_object(path: Path, mend: str) -> dict[str, Any]:
+    """The JSON object that a file holds. UsageError with the mend if it holds anything else."""
+    try:
+        row = json.loads(path.read_bytes())
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise UsageError(f"{path}: not a JSON object", mend)
+    return row
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(line number from 1, text) of each non-blank line. UsageError if the file is missing, a folder, or not UTF-8."""
     try:
