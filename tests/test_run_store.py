@@ -372,6 +372,19 @@ def test_the_status_of_a_run_that_lost_a_row_file_names_it(tmp_path):
         assert "restore" in caught.value.mend
 
 
+@pytest.mark.parametrize("line", ["[]", "{}", '{"offsets": [], "lines": {}}', "7"])
+def test_a_journal_line_of_another_form_is_named(tmp_path, line):
+    with open_run(tmp_path) as store:
+        commit(store, "a")
+    lines = len((tmp_path / "journal.jsonl").read_text().splitlines())
+    with (tmp_path / "journal.jsonl").open("a") as journal:
+        journal.write(line + "\n")
+    for read in (lambda: run_status(tmp_path), lambda: open_run(tmp_path)):
+        with pytest.raises(RunError, match=rf"journal\.jsonl: line {lines + 1} ") as caught:
+            read()
+        assert "restore" in caught.value.mend
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_with_a_mend(tmp_path, monkeypatch):
     for path in (Path("/proc/r"), tmp_path / ("x" * 300), Path("/dev/null/run")):
         with pytest.raises(RunError) as caught:

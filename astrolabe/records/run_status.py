@@ -9,9 +9,7 @@ from typing import Any
 from astrolabe.records.errors import RunError
 from astrolabe.records.funnel import funnel_of
 from astrolabe.records.jsonl import ROW_DEPTH, parse_json
-from astrolabe.records.run_store import is_locked, read_journal, read_run
-
-RESTORE = "restore the file, or begin a new run"
+from astrolabe.records.run_store import RESTORE, is_locked, read_journal, read_run
 
 
 def counted_rows(path: Path, count: int | None) -> list[dict[str, Any]]:

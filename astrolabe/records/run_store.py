@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from astrolabe.records.token_store import TokenStore
 
 SCHEMA = "astrolabe.run/1"
+RESTORE = "restore the file, or begin a new run"
 _COUNTED = ("timings", "metrics")
 _open_locks: weakref.WeakSet[_Lock] = weakref.WeakSet()
 
@@ -70,20 +71,24 @@ def _pretty(value: Any) -> bytes:
 
 
 def read_journal(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a run's journal, and the bytes that they take; a torn last line is left out."""
+    """The whole lines of a run's journal, and the bytes that they take; a torn last line is left out. RunError names a
+    whole line of another form."""
     entries: list[dict[str, Any]] = []
     length = 0
     try:
         data = (path / "journal.jsonl").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return [], 0
-    for line in data.splitlines(keepends=True):
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             break
         try:
-            entries.append(json.loads(line))
+            entry = json.loads(line)
         except ValueError:  # torn by a power cut: what follows was never committed
             break
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), dict) for key in ("offsets", "lines")):
+            raise RunError(f"{path}/journal.jsonl: line {number} is no journal line", RESTORE)
+        entries.append(entry)
         length += len(line)
     return entries, length
 
@@ -95,7 +100,7 @@ def read_run(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(f"{path}: no run here (run.json is missing)", "give the folder of a run") from None
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{path}/run.json: not JSON: {error}", "restore the file, or begin a new run") from None
+        raise RunError(f"{path}/run.json: not JSON: {error}", RESTORE) from None
     except OSError as error:
         raise RunError(f"{path}/run.json: {error.strerror}", "check the path and its permissions") from None
     if not isinstance(run, dict) or run.get("schema") != SCHEMA:
@@ -230,7 +235,7 @@ class RunStore:
                 file = self.path / f"{stem}.jsonl"
                 size, wanted = file.stat().st_size if file.exists() else 0, self._offsets.get(stem, 0)
                 if size < wanted:
-                    raise RunError(f"{file}: shorter than the journal says", "restore the file, or begin a new run")
+                    raise RunError(f"{file}: shorter than the journal says", RESTORE)
                 file.touch()
                 os.truncate(file, wanted)
             for stem in _COUNTED:

@@ -21,7 +21,7 @@ from astrolabe.envs.sandbox import Sandbox
 from astrolabe.records.environment import Environment
 from astrolabe.records.errors import RunError
 from astrolabe.records.ids import content_hash, seed_for
-from astrolabe.records.run_store import RunStore
+from astrolabe.records.run_store import RunStore, read_journal
 from graphs.token_policy import TokenPolicy
 from jax_train.config import (
     DpoConfig,
@@ -96,6 +96,11 @@ def mine(config: SelfCriticConfig, environments: list[Environment]) -> int:
         "model": model_fingerprint(config.model.path),
     }
     with ExitStack() as stack:
+        engine = None
+        journal, _ = read_journal(config.rollouts)
+        if not any(entry.get("item") == "pairs" for entry in journal):  # first: a model that does not load makes no run
+            engine = Engine(config.model.path, renderer, slots=config.engine.slots, max_len=config.engine.max_len)
+            stack.callback(engine.close)
         store = stack.enter_context(
             RunStore.open(
                 config.rollouts,
@@ -106,9 +111,7 @@ def mine(config: SelfCriticConfig, environments: list[Environment]) -> int:
                 files=("rollouts", "preferences"),
             )
         )
-        if not store.is_done("pairs"):
-            engine = Engine(config.model.path, renderer, slots=config.engine.slots, max_len=config.engine.max_len)
-            stack.callback(engine.close)
+        if engine is not None:
             sandbox = Sandbox()
             stack.callback(sandbox.close)
             sampling = Sampling(max_new_tokens=config.rollout.max_tokens)
@@ -129,6 +132,6 @@ def mine(config: SelfCriticConfig, environments: list[Environment]) -> int:
             pairs = mine_pairs(candidates, PairConfig(**config.pairs.model_dump()))
             rows = [pair.to_json() for pair in pairs]
             store.commit("pairs", rows={"preferences": rows}, funnel=[("pairs", len(candidates), len(pairs), {})])
-            store.finish()
             log.info("%d pairs from %d rollouts", len(pairs), len(candidates))
+        store.finish()
         return sum(1 for _ in (config.rollouts / "preferences.jsonl").open("rb"))
