@@ -1,8 +1,8 @@
 """Tools from a world's attributes and from arithmetic: name, description, schema and code over `data`.
 
 A lookup tool reads one table of `data` and raises ToolError for a key that it does not hold; a dimension, a quantity and
-a unit are parameters that change the value. Names and descriptions come in several forms, drawn per environment, and
-share the words of the question's phrase.
+a unit are parameters that change the value. Names and descriptions share the words of the question's phrase; names have
+one form per world, descriptions are drawn per tool.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from agents.teacher.lexicon import QUANTITY_NAMES, WORDS, identifier, register
 from agents.teacher.questions import OpName
 from agents.teacher.worlds import CONVERSIONS, Attribute, Language, World, article, plural
 from astrolabe.records.environment import EnvTool
+from astrolabe.records.ids import rng_for
 
 _NAME_FORMS = ("{}", "get_{}", "find_{}", "{}_of", "look_up_{}", "{}_lookup", "read_{}", "query_{}")
 _DESCRIPTIONS = {
@@ -230,15 +231,20 @@ def lookup_description(attribute: Attribute, language: Language, rng: random.Ran
     return text[:-1] + suffix + text[-1]
 
 
-def tool_name(attribute: Attribute, rng: random.Random) -> str:
-    """One of the name forms of the attribute's tool."""
-    return _safe(rng.choice(_NAME_FORMS).format(identifier(attribute.phrase)), set())
+def name_form(world: World) -> str:
+    """How tools are named where `world` is at home ("get_{}"): one way per world, as one server has one."""
+    return rng_for(0, "tool names", world.domain, *sorted(world.attributes)).choice(_NAME_FORMS)
 
 
-def lookup_tool(attribute: Attribute, world: World, rng: random.Random, taken: set[str]) -> BuiltTool:
-    """A tool for one attribute; its name is added to `taken`."""
+def tool_name(attribute: Attribute, form: str) -> str:
+    """The name of the attribute's tool by a form of `name_form`."""
+    return _safe(form.format(identifier(attribute.phrase)), set())
+
+
+def lookup_tool(attribute: Attribute, world: World, form: str, rng: random.Random, taken: set[str]) -> BuiltTool:
+    """A tool for one attribute, named by `form`; its name is added to `taken`."""
     language = world.language
-    name = _safe(rng.choice(_NAME_FORMS).format(identifier(attribute.phrase)), taken)
+    name = _safe(form.format(identifier(attribute.phrase)), taken)
     taken.add(name)
     unit = bool(unit_choices(attribute, language))
     tool = EnvTool(

@@ -13,6 +13,7 @@ from agents.teacher.codegen import (
     lookup_code,
     lookup_description,
     lookup_schema,
+    name_form,
     near_variant,
     op_code,
     op_tool,
@@ -165,7 +166,7 @@ def tool_document(request: dict[str, Any], rng: random.Random, plant: Planter) -
     else:
         unit = "unit" in dict(read.modifiers)
         document = {
-            "name": tool_name(attribute, rng),
+            "name": tool_name(attribute, name_form(world)),
             "description": lookup_description(attribute, language, rng),
             "parameters": lookup_schema(attribute, language, unit=unit),
         }
@@ -260,7 +261,7 @@ def neighbour_tools(request: dict[str, Any], rng: random.Random, plant: Planter)
     tools: list[dict[str, Any]] = []
     names = {tool["name"] for tool in request["tools"]}
     for attribute in candidates:
-        table, name = identifier(attribute.phrase), tool_name(attribute, rng)
+        table, name = identifier(attribute.phrase), tool_name(attribute, name_form(world))
         clash = any(informative(leaf) and any(equal(leaf, h) for h in hidden) for leaf in leaves(attribute.values))
         if table in tables or name in names or clash or len(set(map(str, leaves(attribute.values)))) < 2:
             continue

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agents.teacher.codegen import BuiltTool, lookup_tool, near_variant, op_tool, table_data
+from agents.teacher.codegen import BuiltTool, lookup_tool, name_form, near_variant, op_tool, table_data
 from agents.teacher.lexicon import identifier
 from agents.teacher.plans import Shape, Step, UnknownFact, apply_op, lookups, sample_query, steps_of
 from agents.teacher.questions import OPS, Compare, Lookup, Op, Query, render
@@ -93,9 +93,15 @@ class Toolbox:
 
     world: World
     rng: random.Random
+    form: str
+    """How its lookup tools are named."""
     taken: set[str]
     built: dict[str, BuiltTool]
     data: dict[str, Any]
+
+    @classmethod
+    def empty(cls, world: World, rng: random.Random) -> Toolbox:
+        return cls(world, rng, name_form(world), set(), {}, {})
 
     def for_attribute(self, attribute: Attribute) -> BuiltTool | None:
         """The attribute's tool, made once; None if another table of that name is there."""
@@ -103,7 +109,7 @@ class Toolbox:
         if key not in self.built:
             if identifier(attribute.phrase) in self.data:
                 return None
-            tool = lookup_tool(attribute, self.world, self.rng, self.taken)
+            tool = lookup_tool(attribute, self.world, self.form, self.rng, self.taken)
             assert tool.table is not None
             self.built[key] = tool
             self.data[tool.table] = table_data(attribute)
@@ -189,7 +195,7 @@ def environment_for(
     except UnknownFact:
         return None
     question = render(query, world.language, rng)
-    box = Toolbox(world, rng, set(), {}, {})
+    box = Toolbox.empty(world, rng)
     nodes: list[Node] = []
     goldens: list[Golden] = []
     for step in steps:
@@ -282,7 +288,7 @@ def _unanswerable(world: World, rng: random.Random, scenario: str) -> Environmen
     if drawn is None:
         return None
     question, shown = drawn
-    box = Toolbox(world, rng, set(), {}, {})
+    box = Toolbox.empty(world, rng)
     for attribute in shown:
         box.for_attribute(attribute)
     if scenario == "missing_parameter" and rng.random() < 0.5:

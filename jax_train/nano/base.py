@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import re
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class BaseRecipe:
     """Every number that decides the base."""
 
     seed: int = 0
-    vocab_size: int = 2048
+    vocab_size: int = 4096
     hidden_size: int = 160
     intermediate_size: int = 432
     layers: int = 4
@@ -63,7 +64,11 @@ def write_tokenizer(recipe: BaseRecipe, folder: Path, knowledge: list[Path]) -> 
     words = list(corpus.texts(recipe.seed, 3000))
     for file in knowledge:
         for _, row in read_rows(file):
-            words += [row["text"]] * (OFTEN if row["language"] == "en" else 1)
+            words.append(row["text"])
+            if row["language"] == "en":
+                single = re.findall("[A-Za-z]+", row["text"])
+                # Each word behind a space, behind an underscore and alone: as in a question and in a tool's name.
+                words += [row["text"], "_" + "_".join(single), "\n".join(single)] * OFTEN
     tokenizer = train_tokenizer(words, recipe.vocab_size)
     save_tokenizer(tokenizer, folder)
     return tokenizer.get_vocab_size()

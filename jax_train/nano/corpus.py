@@ -32,27 +32,40 @@ PER_WORLD = 6
 
 @dataclass(frozen=True)
 class Words:
-    """Pieces that words are made of: every alphabetic token of the tokenizer, so that each is met in every role."""
+    """What words are made of, so that each is met in every role."""
 
     lower: tuple[str, ...]
+    """Words that are one token in a question and in a tool's name."""
+    pieces: tuple[str, ...]
+    """All alphabetic tokens in lower case."""
     capital: tuple[str, ...]
+    whole: float = 0.85
+    """Share of words that are out of `lower`."""
 
     @classmethod
     def of(cls, vocabulary: Iterable[str]) -> Words:
-        plain = sorted({w for w in vocabulary if w.isascii() and w.isalpha() and 2 <= len(w) <= 12})
-        return cls(tuple(w for w in plain if w.islower()), tuple(w for w in plain if w.istitle()))
+        """From byte-level tokens, "Ġ" for a space."""
+        known = set(vocabulary)
+        plain = sorted({w.lstrip("Ġ_") for w in known})
+        plain = [w for w in plain if w.isascii() and w.isalpha() and 2 <= len(w) <= 12]
+        pieces = tuple(w for w in plain if w.islower())
+        lower = tuple(w for w in pieces if len(w) > 2 and {f"Ġ{w}", f"_{w}"} <= known)
+        return cls(lower or pieces, pieces, tuple(w for w in plain if w.istitle()))
+
+    def word(self, rng: random.Random) -> str:
+        """A word that a question can put into the singular and behind an article."""
+        if rng.random() < self.whole:
+            text = rng.choice(self.lower)
+        else:
+            text = "".join(rng.choice(self.pieces) for _ in range(rng.choice((1, 2))))
+        return text if len(text) > 2 and text[-1] not in "shxzyf" else text + rng.choice(("t", "n", "k", "er"))
 
     def vocabulary(self, rng: random.Random) -> Vocabulary:
-        """A vocabulary of one world: its nouns and qualifiers are one or two random pieces."""
+        """A vocabulary of one world: its nouns and qualifiers are words of this kind."""
         base = default_vocabulary("en")
 
-        def word() -> str:
-            text = "".join(rng.choice(self.lower) for _ in range(rng.choice((1, 1, 1, 2))))
-            # Plurals and articles of the question grammar want a noun that ends plainly.
-            return text if len(text) > 2 and text[-1] not in "shxzyf" else text + rng.choice(("t", "n", "k", "er"))
-
         def words(count: int) -> tuple[str, ...]:
-            return tuple(dict.fromkeys(word() for _ in range(count)))
+            return tuple(dict.fromkeys(self.word(rng) for _ in range(count)))
 
         return replace(base, kinds=words(8), qualifiers=words(16), links=(*base.links[:3], *words(6)), invented=0.1)
 
@@ -61,7 +74,7 @@ class Words:
 
         def word() -> str:
             text = rng.choice(self.capital)
-            return text + rng.choice(self.lower) if len(text) < 3 or rng.random() < 0.2 else text
+            return text + rng.choice(self.pieces) if len(text) < 3 or rng.random() < 0.2 else text
 
         return " ".join(word() for _ in range(rng.choice((1, 2, 2))))
 

@@ -10,11 +10,15 @@ The construction, for width D and head size K with rotary frequencies f:
 - dimension 0 of every embedding is the same constant, so that a head can have a query and a key without content;
 - a previous-token head uses the fast frequencies, with the key's phase one position ahead of the query's;
 - an induction head uses only frequencies that turn by less than a radian over the context, as content must match at
-  any distance.
+  any distance;
+- a token's embedding is its word and, in a small subspace that no copying head reads, how the word is written: ` wing`,
+  `_wing` and `Wing` are the same word, so that a question and a tool's name can be matched by it, as in a policy that
+  has read much text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,19 +37,47 @@ QUIET = 0.1
 """Factor on the output weights of everything else."""
 FAST = (0.5, 0.3, 0.2)
 """Energy of a previous-token head at the three fastest frequencies."""
+TYPES, KIND = 8, 0.45
+"""Dimensions of the way of writing, and its norm, against 1 for the whole embedding."""
 CONTEXT = 512
 """Tokens over which a slow frequency must stay below a radian."""
 
 
-def init_copying(config: ModelConfig, seed: int) -> dict[str, Any]:
-    """Float32 params as `init_decoder` gives them, with induction heads in layers 0 and 1.
+def written(token: str) -> tuple[str, str]:
+    """(the word, how it is written) of a byte-level token: "ĠWing" is ("wing", "Ġ A")."""
+    mark = token[0] if token[:1] in ("Ġ", "_") and len(token) > 1 else ""
+    word = token[len(mark) :]
+    case = "a" if word.islower() else "A" if word.istitle() or word.isupper() else "-"
+    return (word.lower() if word.isalpha() else token), f"{mark} {case}"
 
-    Needs as many key-value heads as heads, QK norm, tied embeddings, two layers, and D > 3 K;
+
+def embeddings(vocabulary: Sequence[str], width: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows of norm 1 [V, width] for byte-level tokens: the word in the first `width - TYPES` places, its writing in the
+    others."""
+    content: dict[str, np.ndarray] = {}
+    kinds: dict[str, np.ndarray] = {}
+    out = np.zeros((len(vocabulary), width))
+    for row, token in zip(out, vocabulary, strict=True):
+        word, kind = written(token)
+        if word not in content:
+            content[word] = rng.standard_normal(width - TYPES) / np.sqrt(width - TYPES)
+        if kind not in kinds:
+            kinds[kind] = rng.standard_normal(TYPES) / np.sqrt(TYPES)
+        row[:-TYPES] = np.sqrt(1 - KIND**2) * content[word]
+        row[-TYPES:] = KIND * kinds[kind]
+    return out
+
+
+def init_copying(config: ModelConfig, seed: int, vocabulary: Sequence[str]) -> dict[str, Any]:
+    """Float32 params as `init_decoder` gives them, with induction heads in layers 0 and 1; `vocabulary` is the token of
+    each id.
+
+    Needs as many key-value heads as heads, QK norm, tied embeddings, two layers, and D > 3 K + TYPES;
     ValueError otherwise.
     """
     d, k, heads = config.hidden_size, config.head_dim, config.num_heads
     copies = min(3, heads)
-    content = min((d - 1) - 2 * k, copies * k)
+    content = min((d - 1) - 2 * k - TYPES, copies * k)
     if config.num_kv_heads != heads or not config.qk_norm or config.num_layers < 2 or content < k:
         raise ValueError(f"no room for induction heads in {config}")
     rng = np.random.default_rng(seed)
@@ -54,7 +86,8 @@ def init_copying(config: ModelConfig, seed: int) -> dict[str, Any]:
     basis[1:] = np.linalg.qr(rng.standard_normal((d - 1, d - 1)))[0]
     previous, words = basis[:, : 2 * k], basis[:, 2 * k :]
 
-    embed = (rng.standard_normal((config.vocab_size, words.shape[1])) / np.sqrt(words.shape[1])) @ words.T
+    embed = embeddings(vocabulary, words.shape[1], rng) @ words.T
+    words = words[:, :-TYPES]
     embed[:, 0] = CONSTANT
     params["embed"] = embed.astype(np.float32)
 

@@ -45,13 +45,13 @@ FRAGMENTS = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE of about `vocab_size` entries. Digits are kept single (numbers are copied, not remembered), and
-    spaces stand alone: `wing` is the same token in `wing_span` and in `the wing span`, so that a question and a tool
-    can be matched by identity."""
+    """Byte-level BPE of about `vocab_size` entries. Digits are kept single (numbers are copied, not remembered). A space
+    or an underscore belongs to the word behind it, so that words are neighbours in a question as in a tool's name;
+    that ` wing` and `_wing` are one word is told to the policy by its first weights (`init.py`)."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}|\s|[^\p{L}\p{N}\s]+"), "isolated"),
+            pre_tokenizers.Split(Regex(r"[ _]?\p{L}+|'s|\p{N}|\s|[^\p{L}\p{N}\s]+"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
