@@ -19,7 +19,7 @@ from agents.teacher.worlds import CONVERSIONS, Attribute, Language, World, artic
 from astrolabe.records.environment import EnvTool
 from astrolabe.records.ids import rng_for
 
-_NAME_FORMS = ("{}", "get_{}", "find_{}", "{}_of", "look_up_{}", "{}_lookup", "read_{}", "query_{}")
+NAME_FORMS = ("{}", "get_{}", "find_{}", "{}_of", "look_up_{}", "{}_lookup", "read_{}", "query_{}")
 _DESCRIPTIONS = {
     "en": ("{Phrase} of {owner}.", "Gives the {phrase} of {owner}.", "Looks up the {phrase} of {owner}.",
            "Returns the {phrase} of {owner}.", "Finds the {phrase} of {owner}."),
@@ -34,7 +34,7 @@ _DIMENSION_ZH = {
     "shift": "时段",
     "trip": "行程",
 }
-_OP_NAMES: dict[str, tuple[str, ...]] = {
+OP_NAMES: dict[str, tuple[str, ...]] = {
     "sum": ("add", "plus", "add_numbers", "sum_of_two"),
     "difference": ("subtract", "minus", "take_away", "difference_of_two"),
     "product": ("multiply", "times", "multiply_numbers", "product_of_two"),
@@ -233,7 +233,7 @@ def lookup_description(attribute: Attribute, language: Language, rng: random.Ran
 
 def name_form(world: World) -> str:
     """How tools are named where `world` is at home ("get_{}"): one way per world, as one server has one."""
-    return rng_for(0, "tool names", world.domain, *sorted(world.attributes)).choice(_NAME_FORMS)
+    return rng_for(0, "tool names", world.domain, *sorted(world.attributes)).choice(NAME_FORMS)
 
 
 def tool_name(attribute: Attribute, form: str) -> str:
@@ -264,7 +264,7 @@ def op_code(name: str, op: OpName, language: Language, a: str, b: str) -> str:
 
 def op_tool(op: OpName, language: Language, rng: random.Random, taken: set[str]) -> BuiltTool:
     """An arithmetic tool; its name is added to `taken`."""
-    name = _safe(rng.choice(_OP_NAMES[op]), taken)
+    name = _safe(rng.choice(OP_NAMES[op]), taken)
     taken.add(name)
     a, b = rng.choice(_OPERANDS if language == "en" else _OPERANDS[:2])
     parameters = {"type": "object", "properties": {a: {"type": "number"}, b: {"type": "number"}}, "required": [a, b]}

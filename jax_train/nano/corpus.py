@@ -26,6 +26,8 @@ from jax_train.data import sft_sample
 from jax_train.packing import Sample
 from serving.render import Renderer
 
+GRAMMAR = frozenset(["and", "are", "for", "has", "its", "minus", "of", "or", "plus", "that", "the", "times", "was", "what", "which", "with"])  # fmt: skip
+"""Words of the questions' own grammar, which no made-up name is made of."""
 PER_WORLD = 6
 """Environments that one made-up world is asked for."""
 
@@ -49,7 +51,7 @@ class Words:
         plain = sorted({w.lstrip("Ġ_") for w in known})
         plain = [w for w in plain if w.isascii() and w.isalpha() and 2 <= len(w) <= 12]
         pieces = tuple(w for w in plain if w.islower())
-        lower = tuple(w for w in pieces if len(w) > 2 and {f"Ġ{w}", f"_{w}"} <= known)
+        lower = tuple(w for w in pieces if len(w) > 2 and w not in GRAMMAR and {f"Ġ{w}", f"_{w}"} <= known)
         return cls(lower or pieces, pieces, tuple(w for w in plain if w.istitle()))
 
     def word(self, rng: random.Random) -> str:
