@@ -16,7 +16,8 @@ from agents.teacher.codegen import BuiltTool, lookup_tool, name_form, near_varia
 from agents.teacher.lexicon import identifier
 from agents.teacher.plans import Shape, Step, UnknownFact, apply_op, lookups, sample_query, steps_of
 from agents.teacher.questions import OPS, Compare, Lookup, Op, Query, render
-from agents.teacher.sub_questions import node_question
+from agents.teacher.stateful import state_tool, state_tool_name, stateful_task
+from agents.teacher.sub_questions import node_question, read_question
 from agents.teacher.worlds import Attribute, Language, World, read_world
 from astrolabe.records.card import KnowledgeRow
 from astrolabe.records.environment import Distractor, Environment, EnvTool, Golden, Node
@@ -313,6 +314,52 @@ def _unanswerable(world: World, rng: random.Random, scenario: str) -> Environmen
     ).with_id()
 
 
+def stateful_environment(world: World, rng: random.Random) -> Environment | None:
+    """An environment whose question changes state; None where the world has no attribute for it."""
+    task = stateful_task(world, rng)
+    if task is None:
+        return None
+    box = Toolbox.empty(world, rng)
+    tools: list[EnvTool] = []
+    nodes: list[Node] = []
+    goldens: list[Golden] = []
+    used: list[Attribute] = []
+    for number, (question, answer, parents) in enumerate(task.steps, 1):
+        read = read_question(question, world.language)
+        attribute = world.attributes.get(read.phrase) if read else None
+        if read is None or attribute is None:
+            return None
+        name = state_tool_name(read, attribute.phrase)
+        description, parameters, code = state_tool(read, attribute, world.language, name)
+        given = [read.entity] if read.kind == "read" else list(read.arguments)
+        arguments = dict(zip(parameters["properties"], given, strict=True))
+        box.taken.add(name)
+        used.append(attribute)
+        tools.append(EnvTool(name=name, description=description, parameters=parameters, code=code))
+        nodes.append(Node(id=f"n{number}", question=question, answer=answer, parents=parents, tool=name))
+        goldens.append(Golden(node=f"n{number}", tool=name, arguments=arguments, returns=answer))
+    distractors = _add_distractors(box, used, goldens, [], task.question)
+    return Environment(
+        schema="astrolabe.environment/1",
+        language=world.language,
+        domain=world.domain,
+        question=task.question,
+        answer=task.answer,
+        scenario="multi_hop" if len(nodes) > 1 else "single_hop",
+        expect="answer",
+        answer_type=task.answer_type,  # type: ignore[arg-type]
+        nodes=nodes,
+        tools=tools,
+        goldens=goldens,
+        distractors=[as_distractor(tool, tools) for tool in distractors],
+        data=box.data or None,
+        mode="stateful",
+        state=task.state,
+        goal=task.goal,
+        provenance={"source": "astrolabe-teacher", "license": "CC0-1.0", "seed": 0, "version": "1"},
+    ).with_id()
+
+
 _SHAPES: tuple[Shape, ...] = ("chain", "chain", "scaled", "pair", "pair", "compare")
 _HOP_WEIGHTS = (2, 4, 4, 4, 4)
 
@@ -325,23 +372,33 @@ def draw_hops(world: World, rng: random.Random) -> int:
 
 
 def build_environments(
-    row: KnowledgeRow, rng: random.Random, count: int, *, others: list[World] | None = None, unanswerable: float = 0.14
+    row: KnowledgeRow,
+    rng: random.Random,
+    count: int,
+    *,
+    others: list[World] | None = None,
+    unanswerable: float = 0.14,
+    stateful: float = 0.0,
 ) -> list[Environment]:
     """Up to `count` different environments from one knowledge row; `unanswerable` is the share of no_tool and
-    missing_parameter ones, `others` worlds that lend distractors."""
+    missing_parameter ones, `stateful` that of those which change state, `others` worlds that lend distractors."""
     world = read_world(row)
     out: list[Environment] = []
     seen: set[str] = set()
     if len(world.attributes) < 2:
         return out
     for _ in range(count):
-        scenario = rng.choice(("no_tool", "missing_parameter")) if rng.random() < unanswerable else None
+        drawn = rng.random()
+        scenario = rng.choice(("no_tool", "missing_parameter")) if drawn < unanswerable else None
+        changes = unanswerable <= drawn < unanswerable + stateful
         hops = draw_hops(world, rng)
         for attempt in range(16):
             environment: Environment | None = None
             hops = draw_hops(world, rng) if attempt > 7 else hops
             if scenario is not None:
                 environment = _unanswerable(world, rng, scenario)
+            elif changes:
+                environment = stateful_environment(world, rng)
             else:
                 query = sample_query(world, rng, hops=hops, shape=rng.choice(_SHAPES))
                 if query is not None:

@@ -205,7 +205,9 @@ def train(recipe: BaseRecipe, folder: Path, log: Any = print) -> None:
             for kind, batches in held_out.items():
                 parts = jax.device_get([evaluate(state.params, b) for b in batches])
                 names = name_accuracy(state.params, config, rows, batches)
-                said.append(f"{kind} held-out {sum(p[0] for p in parts) / sum(p[1] for p in parts):.4f} names {names:.3f}")
+                said.append(
+                    f"{kind} held-out {sum(p[0] for p in parts) / sum(p[1] for p in parts):.4f} names {names:.3f}"
+                )
             log(f"step {done}/{recipe.steps} {' '.join(said)} {time.monotonic() - began:.0f} s")
             save_params(jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params), config, folder)
 

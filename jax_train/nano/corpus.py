@@ -30,6 +30,8 @@ GRAMMAR = frozenset(["and", "are", "for", "has", "its", "minus", "of", "or", "pl
 """Words of the questions' own grammar, which no made-up name is made of."""
 PER_WORLD = 6
 """Environments that one made-up world is asked for."""
+STATEFUL = 0.12
+"""Share of them that change state."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def environments(rng: random.Random, max_nodes: int, words: Words | None = None)
     """English environments of at most `max_nodes` nodes over made-up worlds, for ever."""
     while True:
         row = made_up_row(rng, words)
-        for environment in build_environments(row, rng, PER_WORLD):
+        for environment in build_environments(row, rng, PER_WORLD, stateful=STATEFUL):
             if len(environment.nodes) <= max_nodes:
                 yield environment
 

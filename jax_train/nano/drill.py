@@ -7,6 +7,7 @@ can be read from the question only. Copying arguments and values is left to the 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ import numpy as np
 
 from agents.teacher.codegen import NAME_FORMS, OP_NAMES
 from agents.teacher.lexicon import identifier
-from agents.teacher.questions import Compare, Lookup, Op, OpName, Query, render
+from agents.teacher.questions import OPS, Compare, Lookup, Op, OpName, Query, render
 from astrolabe.records.messages import FunctionSchema, ToolSchema
 from jax_train.nano.corpus import Words
 from jax_train.packing import Sample
 from serving.render import Renderer
 
-SPOKEN: tuple[OpName, ...] = ("sum", "difference", "product", "percentage", "average")
+NUMBERED: tuple[OpName, ...] = ("sum", "difference", "product")
+"""What a question asks to be done with a number of its own."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,14 @@ class Drill:
 
     lookups: dict[str, str]
     operations: dict[OpName, str]
+    changes: dict[str, tuple[str, ...]]
+    """Phrase -> the tools of a question that changes it."""
     owner: str
 
     @property
     def tools(self) -> list[ToolSchema]:
         schema = {"type": "object", "properties": {self.owner: {"type": "string"}}, "required": [self.owner]}
-        names = [*self.lookups.values(), *self.operations.values()]
+        names = [*self.lookups.values(), *self.operations.values(), *itertools.chain(*self.changes.values())]
         return [ToolSchema(function=FunctionSchema(name=name, description="", parameters=schema)) for name in names]
 
 
@@ -52,13 +56,31 @@ def make_drill(words: Words, rng: random.Random) -> Drill:
         if phrase not in phrases:
             phrases.append(phrase)
     form = rng.choice(NAME_FORMS)
-    operations = rng.sample(SPOKEN, rng.choice((0, 1, 1, 2)))
+    operations = rng.sample(OPS, rng.choice((0, 1, 1, 2)))
     lookups = {phrase: form.format(identifier(phrase)) for phrase in phrases}
-    return Drill(lookups, {op: rng.choice(OP_NAMES[op]) for op in operations}, words.word(rng))
+    changes = {}
+    if rng.random() < 0.3:
+        phrase = f"{words.word(rng)} {words.word(rng)}"
+        verbs = rng.choice((("change",), ("move", "present")))
+        changes[phrase] = tuple(f"{verb}_{identifier(phrase)}" for verb in verbs)
+    return Drill(lookups, {op: rng.choice(OP_NAMES[op]) for op in operations}, changes, words.word(rng))
+
+
+def _change(drill: Drill, words: Words, rng: random.Random) -> tuple[str, list[str]]:
+    """A question that changes state, as `agents.teacher.stateful` asks it."""
+    phrase, calls = rng.choice(sorted(drill.changes.items()))
+    entity, other, number = words.name(rng), words.name(rng), rng.randint(2, 989)
+    if len(calls) == 1:
+        text = f"Change the {phrase} of {entity} to {number}, and say what it was before."
+    else:
+        text = f"Move {number} of the {phrase} from {entity} to {other}, then tell me the {phrase} of {other}."
+    return text, list(calls)
 
 
 def question(drill: Drill, words: Words, rng: random.Random) -> tuple[str, list[str]]:
     """A question and the tools that answer it, in order."""
+    if drill.changes and rng.random() < 0.2:
+        return _change(drill, words, rng)
     phrases = rng.sample(sorted(drill.lookups), rng.randint(1, min(4, len(drill.lookups))))
 
     def chain(names: list[str], root: str) -> Lookup:
@@ -73,13 +95,8 @@ def question(drill: Drill, words: Words, rng: random.Random) -> tuple[str, list[
     query: Query = chain(phrases, words.name(rng))
     if form < 0.3 and drill.operations:
         op = rng.choice(sorted(drill.operations))
-        if rng.random() < 0.5:
-            number = rng.randint(3, 19)
-            query = Op(rng.choice([o for o in drill.operations if o in ("sum", "difference", "product")] or [op]), query, number)  # fmt: skip
-            if query.op in ("percentage", "average"):
-                query = query.left
-            else:
-                calls = [*calls, drill.operations[query.op]]
+        if op in NUMBERED and rng.random() < 0.5:
+            query, calls = Op(op, query, rng.randint(3, 19)), [*calls, drill.operations[op]]
         else:
             others = rng.sample(sorted(drill.lookups), rng.randint(1, 2))
             query = Op(op, query, chain(others, words.name(rng)))
