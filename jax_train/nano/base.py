@@ -62,7 +62,7 @@ class BaseRecipe:
     drills: float = 0.85
     drills_at_end: float = 0.3
     """Share of the steps that are on drills, first and last; between them it falls evenly."""
-    steps: int = 6000
+    steps: int = 7000
     lr: float = 2e-3
     warmup: int = 100
     log_every: int = 200

@@ -57,19 +57,24 @@ class Words:
         return cls(lower or pieces, pieces, tuple(w for w in plain if w.istitle()))
 
     def word(self, rng: random.Random) -> str:
-        """A word that a question can put into the singular and behind an article."""
+        """A word: mostly a whole token, else one or two pieces."""
         if rng.random() < self.whole:
-            text = rng.choice(self.lower)
-        else:
-            text = "".join(rng.choice(self.pieces) for _ in range(rng.choice((1, 2))))
-        return text if len(text) > 2 and text[-1] not in "shxzyf" else text + rng.choice(("t", "n", "k", "er"))
+            return rng.choice(self.lower)
+        return "".join(rng.choice(self.pieces) for _ in range(rng.choice((1, 2))))
+
+    def noun(self, rng: random.Random) -> str:
+        """A word that the texts' grammar can put into the plural and behind an article."""
+        while True:
+            text = self.word(rng)
+            if len(text) > 2 and text[-1] not in "shxzyf":
+                return text
 
     def vocabulary(self, rng: random.Random) -> Vocabulary:
-        """A vocabulary of one world: its nouns and qualifiers are words of this kind."""
+        """A vocabulary of one world: its nouns and qualifiers are such words."""
         base = default_vocabulary("en")
 
         def words(count: int) -> tuple[str, ...]:
-            return tuple(dict.fromkeys(self.word(rng) for _ in range(count)))
+            return tuple(dict.fromkeys(self.noun(rng) for _ in range(count)))
 
         return replace(base, kinds=words(8), qualifiers=words(16), links=(*base.links[:3], *words(6)), invented=0.1)
 

@@ -17,6 +17,7 @@ import numpy as np
 from agents.teacher.codegen import NAME_FORMS, OP_NAMES
 from agents.teacher.lexicon import identifier
 from agents.teacher.questions import OPS, Compare, Lookup, Op, OpName, Query, render
+from agents.teacher.random_worlds import code
 from astrolabe.records.messages import FunctionSchema, ToolSchema
 from jax_train.nano.corpus import Words
 from jax_train.packing import Sample
@@ -41,6 +42,11 @@ class Drill:
         schema = {"type": "object", "properties": {self.owner: {"type": "string"}}, "required": [self.owner]}
         names = [*self.lookups.values(), *self.operations.values(), *itertools.chain(*self.changes.values())]
         return [ToolSchema(function=FunctionSchema(name=name, description="", parameters=schema)) for name in names]
+
+
+def entity(words: Words, rng: random.Random) -> str:
+    """What a question is about: a name or a code."""
+    return code(rng) if rng.random() < 0.3 else words.name(rng)
 
 
 def make_drill(words: Words, rng: random.Random) -> Drill:
@@ -69,11 +75,11 @@ def make_drill(words: Words, rng: random.Random) -> Drill:
 def _change(drill: Drill, words: Words, rng: random.Random) -> tuple[str, list[str]]:
     """A question that changes state, as `agents.teacher.stateful` asks it."""
     phrase, calls = rng.choice(sorted(drill.changes.items()))
-    entity, other, number = words.name(rng), words.name(rng), rng.randint(2, 989)
+    first, second, number = entity(words, rng), entity(words, rng), rng.randint(2, 989)
     if len(calls) == 1:
-        text = f"Change the {phrase} of {entity} to {number}, and say what it was before."
+        text = f"Change the {phrase} of {first} to {number}, and say what it was before."
     else:
-        text = f"Move {number} of the {phrase} from {entity} to {other}, then tell me the {phrase} of {other}."
+        text = f"Move {number} of the {phrase} from {first} to {second}, then tell me the {phrase} of {second}."
     return text, list(calls)
 
 
@@ -92,18 +98,18 @@ def question(drill: Drill, words: Words, rng: random.Random) -> tuple[str, list[
 
     calls = [drill.lookups[phrase] for phrase in phrases]
     form = rng.random()
-    query: Query = chain(phrases, words.name(rng))
+    query: Query = chain(phrases, entity(words, rng))
     if form < 0.3 and drill.operations:
         op = rng.choice(sorted(drill.operations))
         if op in NUMBERED and rng.random() < 0.5:
             query, calls = Op(op, query, rng.randint(3, 19)), [*calls, drill.operations[op]]
         else:
             others = rng.sample(sorted(drill.lookups), rng.randint(1, 2))
-            query = Op(op, query, chain(others, words.name(rng)))
+            query = Op(op, query, chain(others, entity(words, rng)))
             calls = [*calls, *(drill.lookups[phrase] for phrase in others), drill.operations[op]]
     elif form < 0.45:
         *way, last = phrases
-        sides = [chain(way, words.name(rng)) if way else words.name(rng) for _ in range(2)]
+        sides = [chain(way, entity(words, rng)) if way else entity(words, rng) for _ in range(2)]
         query, calls = Compare(last, sides[0], sides[1]), calls * 2
     return render(query, "en", rng), calls
 
