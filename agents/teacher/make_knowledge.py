@@ -94,6 +94,9 @@ def _names(language: Language, style: str, rng: random.Random, fresh: Fresh, wor
         if language == "en":
             return str(fresh.draw(lambda: f"{rng.choice(first)} {rng.choice(last)}"))
         return str(fresh.draw(lambda: rng.choice(last) + rng.choice(first)))
+    if language == "en":
+        firsts, seconds = zip(*(name.split() for name in words[style]), strict=True)
+        return str(fresh.draw(lambda: f"{rng.choice(firsts)} {rng.choice(seconds)}"))
     return str(fresh.draw(lambda: rng.choice(words[style])))
 
 
@@ -139,12 +142,15 @@ def _attribute(
     return attribute
 
 
-def domain_world(domain: Domain, language: Language, rng: random.Random, words: dict[str, Any]) -> World:
-    """Entities, relations and three to five attributes of one domain."""
+def domain_world(
+    domain: Domain, language: Language, rng: random.Random, words: dict[str, Any], names: Fresh | None = None
+) -> World:
+    """Entities, relations and three to five attributes of one domain; `names` holds those that others have."""
     fresh = Fresh(rng)
+    names = names or fresh
     size = 2 if len(domain.types) > 3 else rng.choice((2, 3))
     types = {
-        kind: [_names(language, style, rng, fresh, words) for _ in range(size + (index == 0 and rng.random() < 0.5))]
+        kind: [_names(language, style, rng, names, words) for _ in range(size + (index == 0 and rng.random() < 0.5))]
         for index, (kind, style) in enumerate(domain.types)
     }
     attributes: dict[str, Attribute] = {}
@@ -161,13 +167,15 @@ def domain_world(domain: Domain, language: Language, rng: random.Random, words: 
 
 
 def knowledge_rows(language: Language) -> list[KnowledgeRow]:
-    """All rows of one language: domains in file order, each `ROWS_PER_DOMAIN` times with other entities and facts."""
+    """All rows of one language: domains in file order, each `ROWS_PER_DOMAIN` times with other entities and facts. No two
+    English rows share an entity, so that rows can be held out; the Chinese names are too few for that."""
     words = tomllib.loads((FOLDER / "names.toml").read_text(encoding="utf-8"))[language]
     rows = []
+    names = Fresh(rng_for(0, "knowledge", language)) if language == "en" else None
     for number in range(ROWS_PER_DOMAIN):
         for domain in read_domains(language):
             rng = rng_for(0, "knowledge", language, domain.name, number)
-            world = domain_world(domain, language, rng, words)
+            world = domain_world(domain, language, rng, words, names)
             rows.append(KnowledgeRow(domain=domain.name, text=write_text(world, rng), language=language))
     return rows
 

@@ -193,7 +193,7 @@ def train(recipe: BaseRecipe, folder: Path, log: Any = print) -> None:
     held_out = {"drills": rows.drills(-1, 4 * recipe.tokens), "episodes": rows.episodes(-2, 12 * recipe.tokens)}
     schedule = make_schedule("cosine", recipe.lr, recipe.steps, recipe.warmup, 0.02)
     optimizer = make_optimizer(schedule, b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.05, mu_dtype=None)
-    compute = Compute(unroll=recipe.layers)
+    compute = Compute(unroll=recipe.layers, chunk=256)
     step = make_step(config, sft_loss, optimizer, schedule, compute=compute, clip_norm=1.0)
     evaluate = make_eval(config, sft_loss, compute)
     state = init_state(jax.tree.map(jnp.asarray, init_copying(config, recipe.seed, tokens_of(folder))), optimizer)
