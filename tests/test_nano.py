@@ -30,7 +30,26 @@ NANO = Path(__file__).resolve().parents[1] / "astrolabe" / "data" / "nano"
 
 
 LOWER = tuple(
-    ["pilot", "plane", "stone", "wing", "span", "fuel", "road", "crane", "loom", "mill", "bridge", "tower", "garden", "vault", "clinic", "novel", "tune", "ledger"]
+    [
+        "pilot",
+        "plane",
+        "stone",
+        "wing",
+        "span",
+        "fuel",
+        "road",
+        "crane",
+        "loom",
+        "mill",
+        "bridge",
+        "tower",
+        "garden",
+        "vault",
+        "clinic",
+        "novel",
+        "tune",
+        "ledger",
+    ]
 )
 WORDS = corpus.Words(LOWER, (*LOWER, "ing", "er"), ("Mira", "Sol", "Bay"))
 

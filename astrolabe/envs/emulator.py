@@ -12,10 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import jsonschema
-from referencing import Registry
-
-from astrolabe.envs.arguments import argument_faults
+from astrolabe.envs.arguments import argument_faults, validator
 from astrolabe.envs.executor import BackendName, ToolResult, failed
 from astrolabe.records.base import Usage
 from astrolabe.records.equality import equal
@@ -103,8 +100,7 @@ class EmulatorBackend:
         if len(json.dumps(answer.state, ensure_ascii=False)) > MAX_STATE:
             return f"its state is longer than {MAX_STATE} characters"
         if answer.status == "ok" and tool in self._outputs:
-            validator = jsonschema.Draft202012Validator(self._outputs[tool], registry=Registry())
-            fault = next(iter(validator.iter_errors(answer.value)), None)
+            fault = next(iter(validator(self._outputs[tool]).iter_errors(answer.value)), None)
             return f"its value does not fit the output schema: {fault.message[:300]}" if fault else ""
         return ""
 

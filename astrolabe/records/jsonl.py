@@ -26,11 +26,15 @@ ROW_DEPTH = MAX_DEPTH + 10
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(text: str, levels: int = MAX_DEPTH) -> Any:
+def parse_json(text: str, levels: int = MAX_DEPTH, *, unique_keys: bool = False) -> Any:
     """The value of a JSON text. ValueError for what cannot be written as JSON in UTF-8 and read by anybody: NaN and
-    Infinity, a number beyond a double, half a surrogate pair, nesting deeper than `levels`."""
+    Infinity, a number beyond a double, half a surrogate pair, nesting deeper than `levels`; with `unique_keys` also a
+    key that stands twice in one object."""
+    pairs = _no_double_key if unique_keys else None
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_float, parse_int=_int)
+        value = json.loads(
+            text, parse_constant=_no_constant, parse_float=_float, parse_int=_int, object_pairs_hook=pairs
+        )
     except RecursionError:
         raise ValueError(f"nested deeper than {levels} levels") from None
     if text.count("[") + text.count("{") > levels and too_deep(value, levels):
@@ -56,6 +60,13 @@ def too_deep(value: Any, limit: int) -> bool:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _no_double_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return members
 
 
 def _float(digits: str) -> float:

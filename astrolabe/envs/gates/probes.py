@@ -15,10 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from referencing import Registry
-
-from astrolabe.envs.arguments import argument_faults
+from astrolabe.envs.arguments import argument_faults, validator
 from astrolabe.envs.gates.literals import all_leaves, code_literals, lists_in, question_literals, scalars, siblings
 from astrolabe.records.environment import Environment, EnvTool, Golden
 
@@ -68,7 +65,7 @@ class Candidates:
         self.required = [name for name in tool.parameters.get("required", []) if name in properties]
         # One argument alone, under the whole schema's definitions; what binds several together is asked of the call.
         alone = {k: v for k, v in tool.parameters.items() if k in ("type", "properties", "$defs", "definitions")}
-        self._one = Draft202012Validator(alone, registry=Registry())
+        self._one = validator(alone)
         self._check_whole = not set(tool.parameters) <= _PLAIN_KEYS
         self.values = {name: self._values(name, schema) for name, schema in properties.items()}
 
