@@ -67,9 +67,12 @@ def best_of_each(rollouts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def one_seed(data: Path, out: Path, seed: int, steps: int) -> dict[str, Path]:
     """Train all arms; arm -> model folder."""
     demos = rows_of(data / "demonstrations" / "rollouts.jsonl")
-    names = sorted({row["task"]["environment"] for row in demos})
-    rng_for(seed, "learning", "split").shuffle(names)
-    kept_out = set(names[: len(names) // 10])
+    # Environments of one domain share tools and entities: validation is on domains of its own.
+    domain = {row["id"]: row["domain"] for row in rows_of(data / "train" / "environments.jsonl")}
+    domains = sorted(set(domain.values()))
+    rng_for(seed, "learning", "split").shuffle(domains)
+    validated = set(domains[: max(1, len(domains) // 8)])
+    kept_out = {environment for environment, name in domain.items() if name in validated}
     validation = write_rows(out / "validation.jsonl", [r for r in demos if r["task"]["environment"] in kept_out])
     train = write_rows(out / "demonstrations.jsonl", [r for r in demos if r["task"]["environment"] not in kept_out])
     common = {"seed": seed, "data__train": [str(train)], "data__validation": [str(validation)]}
