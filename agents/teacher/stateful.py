@@ -107,7 +107,7 @@ def state_tool(
 ) -> tuple[str, dict[str, Any], str]:
     """(description, parameters, code) of the tool that a stateful sub-question needs."""
     owner, phrase, table = identifier(attribute.owner), attribute.phrase, quote(identifier(attribute.phrase))
-    owner = owner if owner not in ("class", "state", "value") else f"{owner}_name"
+    owner = owner if owner not in ("class", "state", "value", "new") else f"{owner}_name"
     english = language == "en"
     unknown = quote(f"unknown {attribute.owner}" if english else f"没有这个{attribute.owner}")
     text = {"type": "string"}
