@@ -20,7 +20,7 @@ from agents.teacher.stateful import state_tool, state_tool_name, stateful_task
 from agents.teacher.sub_questions import node_question, read_question
 from agents.teacher.worlds import Attribute, Language, World, read_world
 from astrolabe.records.card import KnowledgeRow
-from astrolabe.records.environment import Distractor, Environment, EnvTool, Golden, Node
+from astrolabe.records.environment import Distractor, Environment, EnvTool, Goal, Golden, Node
 from astrolabe.records.equality import equal, has_chinese, informative, leaves
 
 MAX_CALLS = 7
@@ -355,7 +355,7 @@ def stateful_environment(world: World, rng: random.Random) -> Environment | None
         data=box.data or None,
         mode="stateful",
         state=task.state,
-        goal=task.goal,
+        goal=Goal.model_validate(task.goal),
         provenance={"source": "astrolabe-teacher", "license": "CC0-1.0", "seed": 0, "version": "1"},
     ).with_id()
 
